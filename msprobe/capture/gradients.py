@@ -1,0 +1,120 @@
+"""Gradient norms: measured for all parameters at one moment, composed into totals when the values have arrived.
+
+`capture.updates` asks for a measurement when clipping or an optimizer's step begins, and again when clipping is done. One measurement
+reduces every gradient once; all totals of that moment (over the clipped set, over an optimizer's) are composed from it on the host, in
+float64, after dividing what was still scaled by the loss scale. Gradients are never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+
+from msprobe.capture import reduce
+from msprobe.capture.readback import Readback, Slot
+from msprobe.capture.reduce import Counts
+
+
+class Measurement:
+    """The gradient norms of many parameters at one moment, keyed by the `id` of the parameter.
+
+    Attributes:
+        order: the norm's order.
+        keys: the parameters that had a gradient.
+        skipped: why a gradient has no norm here.
+        counts: of gradients whose norm is not finite, where counting needs no wait (on CPU).
+    """
+
+    def __init__(self, order: float, scaled: Collection[int], scale: Slot | None) -> None:
+        self.order = order
+        self.keys: set[int] = set()
+        self.skipped: dict[int, str] = {}
+        self.counts: dict[int, Counts] = {}
+        self._scaled = scaled
+        self._scale = scale
+        self._slots: list[tuple[list[int], Slot]] = []
+        self._values: dict[int, float] | None = None
+
+    def add(self, keys: list[int], slot: Slot) -> None:
+        """Add the norms of gradients that live on one device."""
+        self._slots.append((keys, slot))
+
+    @property
+    def values(self) -> dict[int, float]:
+        """The unscaled norm of each gradient; valid once the step's readback is ready."""
+        if self._values is None:
+            factor = 1.0 if self._scale is None else 1.0 / self._scale.value()
+            self._values = {
+                key: value * factor if key in self._scaled else value
+                for keys, slot in self._slots
+                for key, value in zip(keys, slot.values(), strict=True)
+            }
+        return self._values
+
+    def total(self, keys: Iterable[int]) -> float | None:
+        """Return the total norm over some parameters, or None where one of their gradients could not be measured."""
+        wanted = [key for key in keys if key in self.keys]
+        if any(key in self.skipped for key in wanted):
+            return None
+        return reduce.compose([self.values[key] for key in wanted], self.order)
+
+
+def with_gradient(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those parameters that have a gradient, each once.
+
+    Only leaves are asked: reading `.grad` of another tensor makes torch warn.
+    """
+    found = {id(parameter): parameter for parameter in parameters if parameter.is_leaf and parameter.grad is not None}
+    return list(found.values())
+
+
+def measure(
+    parameters: Sequence[torch.Tensor], readback: Readback, order: float, scaled: Collection[int] = (), scale: torch.Tensor | None = None
+) -> Measurement:
+    """Measure the norm of each parameter's gradient, now.
+
+    Args:
+        parameters: parameters with a gradient, of any devices and dtypes.
+        readback: where the values travel to the host.
+        order: the norm's order, `math.inf` included.
+        scaled: the `id` of each parameter whose gradient still holds the loss scale as a factor.
+        scale: that factor, shape ().
+    """
+    result = Measurement(order, scaled, None if scale is None else readback.put(scale))
+    for members in _by_device(parameters):
+        _measure_on_one_device(members, readback, result)
+    return result
+
+
+def _measure_on_one_device(members: list[torch.Tensor], readback: Readback, result: Measurement) -> None:
+    keys: list[int] = []
+    dense: list[torch.Tensor] = []
+    for parameter in members:
+        gradient = parameter.grad
+        assert gradient is not None
+        result.keys.add(id(parameter))
+        reason = reduce.why_not_measurable(gradient)
+        if reason is not None:
+            result.skipped[id(parameter)] = reason
+            continue
+        keys.append(id(parameter))
+        dense.append(reduce.as_dense_real(gradient))
+    slot = readback.put(reduce.norms(dense, result.order))
+    result.add(keys, slot)
+    if members[0].device.type == "cpu":
+        _count(keys, dense, slot.values(), result)
+
+
+def _count(keys: list[int], dense: list[torch.Tensor], values: list[float], result: Measurement) -> None:
+    for key, gradient, value in zip(keys, dense, values, strict=True):
+        if not math.isfinite(value):
+            result.counts[key] = reduce.count_nonfinite(gradient)
+
+
+def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.device, []).append(parameter)
+    return list(groups.values())

@@ -1,0 +1,158 @@
+"""Where forward spends its time: the calls of the root model's children, timed by forward hooks.
+
+The session makes one `ModuleTimer` per `train()` and takes its calls at the end of each step. Which modules are called is not known
+before the first step (ModelScope enters the VAE through `vae.encode`, so hooks on `vae` never fire, those on `vae.encoder` do). So
+candidates down to `DEPTH` are hooked, and a candidate that turns out to run inside another one loses its hooks after that step. The
+timer knows no phases: it asks the session whether a call counts. It never touches a value, an input or an output.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from msprobe.capture.clock import Clock, Mark
+from msprobe.capture.parameters import plain_name
+from msprobe.schema import ModuleRecord
+
+DEPTH = 3
+MOST_CANDIDATES = 500
+
+
+class Call:
+    """One call of a module within a step; `end` is None when it was broken off."""
+
+    __slots__ = ("end", "name", "number", "seq", "start")
+
+    def __init__(self, seq: int, name: str, number: int, start: Mark) -> None:
+        self.seq = seq
+        self.name = name
+        self.number = number
+        self.start = start
+        self.end: Mark | None = None
+
+    def record(self, train: int, step: int, origin_ns: int, clock: Clock) -> ModuleRecord | None:
+        """Return the record of a finished call."""
+        if self.end is None:
+            return None
+        return ModuleRecord(
+            train=train,
+            step=step,
+            seq=self.seq,
+            name=self.name,
+            call=self.number,
+            start_ns=self.start.host_ns - origin_ns,
+            host_ns=self.end.host_ns - self.start.host_ns,
+            device_ns=clock.device_ns(self.start, self.end),
+        )
+
+
+class ModuleTimer:
+    """Times the outermost called candidates below a model.
+
+    Args:
+        begin: called when a candidate is entered outside every other; returns the call, or None when this call does not count.
+        finish: called when that call returned.
+    """
+
+    def __init__(self, model: nn.Module, begin: Callable[[str], Call | None], finish: Callable[[Call], None]) -> None:
+        self._model = model
+        self._begin = begin
+        self._finish = finish
+        self._handles: dict[str, list[Any]] = {}
+        self._open: list[tuple[nn.Module, Call]] = []
+        self._inner: set[str] = set()
+
+    def install(self) -> None:
+        """Hook the candidates; a compiled module is left alone, since hooks on it would change what was compiled."""
+        for name, module in _candidates(self._model):
+            entered = _StowawayHook(functools.partial(self._entered, name))
+            left = _StowawayHook(self._left)
+            self._handles[name] = [module.register_forward_pre_hook(entered), module.register_forward_hook(left)]
+
+    def remove(self) -> None:
+        """Take every hook out again."""
+        for name in list(self._handles):
+            self._unhook(name)
+        self._open.clear()
+
+    def step_ends(self) -> None:
+        """Forget calls that never returned, and unhook the candidates that turned out to run inside others."""
+        self._open.clear()
+        for name in self._inner:
+            self._unhook(name)
+        self._inner.clear()
+
+    def _unhook(self, name: str) -> None:
+        for handle in self._handles.pop(name, ()):
+            handle.remove()
+
+    def _entered(self, name: str, module: nn.Module, arguments: Any) -> None:
+        if self._open:
+            self._inner.add(name)
+            return
+        call = self._begin(name)
+        if call is not None:
+            self._open.append((module, call))
+
+    def _left(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self._open and self._open[-1][0] is module:
+            self._finish(self._open.pop()[1])
+
+
+class _StowawayHook:
+    """A hook that stays behind when its module is pickled or copied: the copy holds a call that does nothing.
+
+    `torch.save(model)` and `copy.deepcopy(model)` take a module's hooks along. The copy must neither report to this run nor need msprobe
+    to be loaded, so a hook pickles as a `functools.partial` of a built-in that ignores its arguments.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (sys.audit, "msprobe.hook_of_a_copy")
+
+
+def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules down to `DEPTH` below the model, breadth first, each once, without compiled ones and what lies below them."""
+    found: list[tuple[str, nn.Module]] = []
+    seen = {id(model)}
+    level = [("", model)]
+    for _ in range(DEPTH):
+        level = [
+            (f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children() if not _is_compiled(child)
+        ]
+        level = [(name, module) for name, module in level if not (id(module) in seen or seen.add(id(module)))]  # type: ignore[func-returns-value]
+        found.extend((plain_name(name), module) for name, module in level)
+        level = [(f"{name}.", module) for name, module in level]
+    return found[:MOST_CANDIDATES]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def innermost_module(model: nn.Module, error: BaseException) -> str | None:
+    """Return the path of the deepest module of `model` in whose code an exception was raised, or None.
+
+    Read from the frames of the traceback, so it is exact without any hook. An exception out of the backward engine has no such frames.
+    """
+    names = {id(module): plain_name(name) for name, module in model.named_modules()}
+    deepest: str | None = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else None
+        owner = frame.f_locals.get(first) if first is not None else None
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            deepest = names[id(owner)]
+        traceback = traceback.tb_next
+    return deepest

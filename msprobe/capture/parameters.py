@@ -1,0 +1,120 @@
+"""The parameters of the traced model and the optimizers that own them, each with the number by which records refer to it.
+
+The session builds one table per `train()`. A tied parameter stands once, under its first name. An optimizer that appears later (scripts
+replace it in mid-run) gets the next number. Nothing here reads a tensor's values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from msprobe.schema import GroupInfo, OptimizerInfo, ParameterInfo
+
+
+class ParameterTable:
+    """Parameters by number, in the order of `named_parameters`; `number` maps the `id` of a parameter to its number."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: list[torch.Tensor] = []
+        self.names: list[list[str]] = []
+        self.number: dict[int, int] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._add(plain_name(name), parameter)
+        self.optimizers: list[Any] = []
+
+    def _add(self, name: str, parameter: torch.Tensor) -> None:
+        known = self.number.get(id(parameter))
+        if known is not None:
+            self.names[known].append(name)
+            return
+        self.number[id(parameter)] = len(self.parameters)
+        self.parameters.append(parameter)
+        self.names.append([name])
+
+    def name_of(self, parameter: torch.Tensor) -> str | None:
+        """Return a parameter's first name, or None if it is not the model's."""
+        number = self.number.get(id(parameter))
+        return None if number is None else self.names[number][0]
+
+    def optimizer_number(self, optimizer: Any) -> int:
+        """Return an optimizer's number, giving it the next one if it was never seen."""
+        for number, known in enumerate(self.optimizers):
+            if known is optimizer:
+                return number
+        self.optimizers.append(optimizer)
+        return len(self.optimizers) - 1
+
+    def describe_parameters(self) -> list[ParameterInfo]:
+        """Return the model record's `parameters`."""
+        owners = self._owners()
+        return [self._describe(number, owners) for number in range(len(self.parameters))]
+
+    def describe_optimizers(self) -> list[OptimizerInfo]:
+        """Return the model record's `optimizers`."""
+        return [describe_optimizer(number, optimizer) for number, optimizer in enumerate(self.optimizers)]
+
+    def _owners(self) -> dict[int, tuple[int, int]]:
+        return {
+            id(parameter): (number, group_index)
+            for number, optimizer in enumerate(self.optimizers)
+            for group_index, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
+    def _describe(self, number: int, owners: dict[int, tuple[int, int]]) -> ParameterInfo:
+        parameter = self.parameters[number]
+        optimizer, group = owners.get(id(parameter), (None, None))
+        first, *tied = self.names[number]
+        return ParameterInfo(
+            id=number,
+            name=first,
+            shape=list(parameter.shape),
+            dtype=dtype_name(parameter.dtype),
+            requires_grad=parameter.requires_grad,
+            optimizer=optimizer,
+            group=group,
+            tied=tied,
+        )
+
+
+def describe_optimizer(number: int, optimizer: Any) -> OptimizerInfo:
+    """Return what a record says of an optimizer: its class and, of each group, the plain options."""
+    return OptimizerInfo(id=number, class_=type(optimizer).__name__, groups=[_describe_group(group) for group in optimizer.param_groups])
+
+
+def _describe_group(group: dict[str, Any]) -> GroupInfo:
+    options = {key: _plain(value) for key, value in group.items() if key not in ("params", "lr")}
+    rate = group.get("lr")
+    return GroupInfo(
+        lr=rate if isinstance(rate, float) else float(rate) if isinstance(rate, int) else None,
+        parameters=len(group["params"]),
+        options={key: value for key, value in options.items() if value is not _NOT_PLAIN},
+    )
+
+
+_NOT_PLAIN = object()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
+        return list(value)
+    return _NOT_PLAIN
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without its module: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def plain_name(name: str) -> str:
+    """Return a module or parameter name without the parts that wrappers put in (DDP's `module.`, compile's `_orig_mod.`)."""
+    for wrapper in ("module.", "_orig_mod.", "_fsdp_wrapped_module."):
+        while name.startswith(wrapper):
+            name = name[len(wrapper) :]
+        name = name.replace("." + wrapper, ".") if wrapper != "module." else name
+    return name

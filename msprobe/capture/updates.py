@@ -1,0 +1,220 @@
+"""What happened to the weights in one step: clipping, optimizer steps, their outcome, and the gradient norms that went into them.
+
+The session passes on what the seams see: clipping begins and ends, `scaler.step` begins and ends, an optimizer's step begins, the scaler
+updates. The norms of an update are taken at the first of: clipping that takes its parameters, `scaler.step`, the optimizer's own step.
+Several optimizers in one step each have their update. Outcomes come from the scaler's overflow flags, never from a changed scale (a
+fixed scale does not change when a step is skipped) nor from whether the optimizer's step was called (a fused one is called all the same).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from msprobe.capture import scaling
+from msprobe.capture.gradients import Measurement, measure, with_gradient
+from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.readback import Readback, Slot
+from msprobe.schema import GradientPoint, GradNorm, LossScale, OptimizerOutcome, Update
+
+
+class Clipping:
+    """One clipping: its arguments, the parameters that it took, and what was measured around it."""
+
+    def __init__(self, keys: set[int], max_norm: float | None, norm_type: float, before: Moment) -> None:
+        self.keys = keys
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.before = before
+        self.after: Moment | None = None
+        self.returned: Slot | float | None = None
+
+    @property
+    def returned_value(self) -> float | None:
+        """Return what the clipping call returned, as a number."""
+        return self.returned.value() if isinstance(self.returned, Slot) else self.returned
+
+    def acted(self) -> bool | None:
+        """Tell whether torch's coefficient was below 1 (torch/nn/utils/clip_grad.py, `_clip_grads_with_norm_`)."""
+        returned = self.returned_value
+        if returned is None or self.max_norm is None:
+            return None
+        return self.max_norm / (returned + 1e-6) < 1.0
+
+
+class Moment:
+    """All gradients measured at one moment: by l2, and by the clipping's own order where that is another."""
+
+    def __init__(self, l2: Measurement, by_order: Measurement, point: GradientPoint) -> None:
+        self.l2 = l2
+        self.by_order = by_order
+        self.point = point
+
+
+class PendingUpdate:
+    """One optimizer's update in this step, until its values have arrived."""
+
+    def __init__(self, optimizer: int, keys: set[int]) -> None:
+        self.optimizer = optimizer
+        self.keys = keys
+        self.clipping: Clipping | None = None
+        self.before: Moment | None = None
+        self.ran = False
+        self.overflow: list[Slot] | None = None
+        self.scale_before: Slot | None = None
+        self.scale_after: Slot | None = None
+
+    def outcome(self) -> OptimizerOutcome:
+        """Return whether the weights were updated: by the overflow flags where a scaler decides, else by the call."""
+        if self.overflow is not None:
+            return "skipped" if any(slot.value() > 0 for slot in self.overflow) else "done"
+        return "done" if self.ran else "none"
+
+    def moment(self) -> Moment | None:
+        """Return the moment at which this update's norms were taken, before any clipping."""
+        return self.clipping.before if self.clipping is not None else self.before
+
+    def loss_scale(self) -> LossScale | None:
+        """Return the scale around this update, or None where no scaler took part."""
+        if self.scale_before is None:
+            return None
+        after = None if self.scale_after is None else self.scale_after.value()
+        return LossScale(before=self.scale_before.value(), after=after)
+
+    def grad_norm(self, model_keys: Collection[int]) -> GradNorm | None:
+        """Compose the totals of this update; without clipping, `before_clip` is over the model's parameters, `model_keys`."""
+        moment = self.moment()
+        if moment is None:
+            return None
+        if self.clipping is None:
+            return GradNorm(
+                norm_type=2.0,
+                before_clip=moment.l2.total(model_keys),
+                optimizer_params=moment.l2.total(self.keys),
+                optimizer=self.optimizer,
+            )
+        return _clipped_norm(self.clipping, moment.by_order, self.keys, self.optimizer)
+
+    def describe(self, model_keys: Collection[int]) -> Update:
+        """Return the record's form of this update."""
+        return Update(optimizer=self.optimizer, outcome=self.outcome(), grad_norm=self.grad_norm(model_keys), loss_scale=self.loss_scale())
+
+
+def _clipped_norm(clipping: Clipping, before: Measurement, owned: set[int], optimizer: int) -> GradNorm:
+    after = clipping.after.by_order if clipping.after is not None else None
+    return GradNorm(
+        norm_type=clipping.norm_type,
+        max_norm=clipping.max_norm,
+        before_clip=before.total(clipping.keys) if clipping.keys else None,
+        clip_returned=clipping.returned_value,
+        after_clip=after.total(clipping.keys) if after is not None and clipping.keys else None,
+        clipped=clipping.acted(),
+        optimizer_params=before.total(owned),
+        optimizer_params_after=after.total(owned) if after is not None else None,
+        optimizer=optimizer,
+    )
+
+
+class StepUpdates:
+    """The updates of one step, in the order in which they happened."""
+
+    def __init__(self, table: ParameterTable, readback: Readback) -> None:
+        self.all: list[PendingUpdate] = []
+        self.clippings: list[Clipping] = []
+        self.saw_scaled: list[str] = []
+        self._table = table
+        self._readback = readback
+
+    def clip_begins(self, parameters: Sequence[torch.Tensor], arguments: dict[str, Any], scaler: Any) -> Clipping:
+        """Measure before clipping; `parameters` is what the clipping call will take (it drops those without gradient)."""
+        taken = with_gradient(parameter for parameter in parameters if parameter.requires_grad)
+        keys = {id(parameter) for parameter in taken}
+        norm_type = _order(arguments.get("norm_type", 2.0))
+        moment = self._measure(taken, norm_type, scaler)
+        clipping = Clipping(keys, _number(arguments.get("max_norm")), norm_type, moment)
+        if scaling.is_scaling(scaler):
+            self.saw_scaled = self._still_scaled(taken, scaler)
+        self.clippings.append(clipping)
+        return clipping
+
+    def clip_ends(self, clipping: Clipping, parameters: Sequence[torch.Tensor], returned: Any, scaler: Any) -> None:
+        """Measure after clipping, and keep what the call returned."""
+        taken = with_gradient(parameter for parameter in parameters if parameter.requires_grad)
+        moment = self._measure(taken, clipping.norm_type, scaler)
+        clipping.after = Moment(moment.l2, moment.by_order, "after_clip")
+        clipping.returned = self._readback.put(returned) if isinstance(returned, torch.Tensor) else _number(returned)
+
+    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> PendingUpdate:
+        """Note the scale, and measure the gradients unless clipping did."""
+        update = self._begin(optimizer, scaler)
+        if scaling.is_scaling(scaler):
+            update.scale_before = self._readback.put(scaling.scale_tensor(scaler))
+        return update
+
+    def scaler_step_ends(self, scaler: Any, update: PendingUpdate, optimizer: Any) -> None:
+        """Keep the overflow flags, which `scaler.update` will forget."""
+        if scaling.is_scaling(scaler):
+            update.overflow = [self._readback.put(flag) for flag in scaling.found_inf(scaler, optimizer)]
+
+    def scaler_updated(self, scaler: Any) -> None:
+        """Note the scale after `scaler.update` for every update that it followed."""
+        if not scaling.is_scaling(scaler):
+            return
+        for update in self.all:
+            if update.scale_before is not None and update.scale_after is None:
+                update.scale_after = self._readback.put(scaling.scale_tensor(scaler))
+
+    def optimizer_step_begins(self, optimizer: Any, scaler: Any, within: PendingUpdate | None) -> PendingUpdate:
+        """Note that an optimizer's own step runs; `within` is the update of the `scaler.step` around it, if there is one."""
+        update = within if within is not None else self._begin(optimizer, scaler)
+        update.ran = True
+        return update
+
+    def _begin(self, optimizer: Any, scaler: Any) -> PendingUpdate:
+        keys = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        update = PendingUpdate(self._table.optimizer_number(optimizer), keys)
+        update.clipping = self._clipping_for(keys)
+        if update.clipping is None:
+            update.before = self._measure([], 2.0, scaler)
+        self.all.append(update)
+        return update
+
+    def _clipping_for(self, keys: set[int]) -> Clipping | None:
+        """Return the newest clipping that took this optimizer's parameters and belongs to no earlier update of theirs."""
+        used = {id(update.clipping) for update in self.all if update.keys & keys}
+        for clipping in reversed(self.clippings):
+            if id(clipping) in used:
+                return None
+            if clipping.keys & keys or not clipping.keys:
+                return clipping
+        return None
+
+    def _measure(self, extra: Sequence[torch.Tensor], norm_type: float, scaler: Any) -> Moment:
+        """Measure the gradients of the model, of every known optimizer, and of `extra`, each once."""
+        owned = [parameter for optimizer in self._table.optimizers for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = with_gradient([*self._table.parameters, *owned, *extra])
+        scaled: set[int] = set()
+        scale = None
+        point: GradientPoint = "after_backward"
+        if scaling.is_scaling(scaler):
+            scaled = {id(parameter) for parameter in parameters} - scaling.unscaled_parameters(scaler, self._table.optimizers)
+            scale = scaling.scale_tensor(scaler)
+            point = "after_unscale"
+        l2 = measure(parameters, self._readback, 2.0, scaled, scale)
+        by_order = l2 if norm_type == 2.0 else measure(parameters, self._readback, norm_type, scaled, scale)
+        return Moment(l2, by_order, point)
+
+    def _still_scaled(self, taken: Sequence[torch.Tensor], scaler: Any) -> list[str]:
+        unscaled = scaling.unscaled_parameters(scaler, self._table.optimizers)
+        return [self._table.name_of(parameter) or "?" for parameter in taken if id(parameter) not in unscaled]
+
+
+def _order(norm_type: Any) -> float:
+    return math.inf if norm_type in ("inf", math.inf) else float(norm_type)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,168 @@
+"""What to record, when, and where: one frozen `Config`, from arguments, `MSPROBE_*` variables and the command line.
+
+`enable()` and `msprobe trace` build it through the same functions; the launcher hands it on in the environment. It checks itself, and
+every mistake is a `UsageError` of one line. This module imports neither torch nor ModelScope.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from msprobe.errors import UsageError
+from msprobe.steps import StepSelection
+
+ROLES = ("param.grad",)
+DEFAULT_TENSORS = ("param.grad",)
+ENVIRONMENT_PREFIX = "MSPROBE_"
+
+
+@dataclass(frozen=True)
+class TensorPattern:
+    """`ROLE[:GLOB]`: which tensors of a role get statistics. The glob is on the parameter's path; without it, all."""
+
+    role: str
+    glob: str = "*"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorPattern:
+        """Read a pattern.
+
+        Raises:
+            UsageError: the role is not one that is recorded.
+        """
+        role, _, glob = text.partition(":")
+        if role not in ROLES:
+            raise UsageError(f"--tensors {text}: there is no role {role!r}; roles are {', '.join(ROLES)}")
+        return cls(role, glob or "*")
+
+    def matches(self, name: str) -> bool:
+        """Tell whether a parameter's path is selected."""
+        return fnmatch.fnmatchcase(name, self.glob)
+
+    def __str__(self) -> str:
+        return self.role if self.glob == "*" else f"{self.role}:{self.glob}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of a trace.
+
+    Attributes:
+        out: parent of run folders, absolute.
+        name: the run's name, or None to make one from time and script.
+        run_dir: the run folder itself, where the launcher has made it already.
+        tensors: which tensors get statistics.
+        steps: the steps that get tensor statistics; phases, losses and total norms are recorded at every step.
+        strict: a failure inside msprobe is raised into the script.
+        quiet: nothing on stderr but warnings of failures.
+    """
+
+    out: Path = field(default_factory=lambda: Path("msprobe-runs").absolute())
+    name: str | None = None
+    run_dir: Path | None = None
+    tensors: tuple[TensorPattern, ...] = tuple(TensorPattern(role) for role in DEFAULT_TENSORS)
+    steps: StepSelection = field(default_factory=StepSelection.all)
+    strict: bool = False
+    quiet: bool = False
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Config:
+        """Return this config with the given settings replaced; None leaves a setting as it is.
+
+        Raises:
+            UsageError: a setting has no such name, or its value makes no sense.
+        """
+        known = {entry.name for entry in fields(self)}
+        changes: dict[str, Any] = {}
+        for key, value in arguments.items():
+            if key not in known:
+                raise UsageError(f"there is no option {key!r}; options are {', '.join(sorted(known))}")
+            if value is not None:
+                changes[key] = _READERS[key](value)
+        return replace(self, **changes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as the header records them."""
+        return {
+            "out": str(self.out),
+            "name": self.name,
+            "tensors": [str(pattern) for pattern in self.tensors],
+            "steps": str(self.steps),
+            "strict": self.strict,
+            "quiet": self.quiet,
+        }
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variables that hand these settings to the traced program and its children."""
+        settings = {
+            "OUT": str(self.out),
+            "NAME": self.name,
+            "RUN_DIR": None if self.run_dir is None else str(self.run_dir),
+            "TENSORS": "\n".join(str(pattern) for pattern in self.tensors),
+            "STEPS": str(self.steps),
+            "STRICT": "1" if self.strict else None,
+            "QUIET": "1" if self.quiet else None,
+        }
+        return {ENVIRONMENT_PREFIX + key: value for key, value in settings.items() if value}
+
+
+def from_environment(environment: Mapping[str, str]) -> Config:
+    """Return the config that the `MSPROBE_*` variables describe.
+
+    Raises:
+        UsageError: a variable's value makes no sense; the message names the variable.
+    """
+    config = Config()
+    for entry in fields(Config):
+        variable = ENVIRONMENT_PREFIX + entry.name.upper()
+        if environment.get(variable):
+            try:
+                config = config.with_arguments({entry.name: environment[variable]})
+            except UsageError as error:
+                raise UsageError(f"{variable}: {error}") from error
+    return config
+
+
+def _read_path(value: Any) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise UsageError(f"a folder is wanted, not {value!r}")
+    return Path(value).expanduser().absolute()
+
+
+def _read_name(value: Any) -> str:
+    text = str(value)
+    if not text or "/" in text or "\0" in text or text in (".", "..") or len(text.encode("utf-8", "surrogateescape")) > 200:
+        raise UsageError(f"--name {text!r}: a run's name is one folder name (no slash, at most 200 bytes)")
+    return text
+
+
+def _read_tensors(value: Any) -> tuple[TensorPattern, ...]:
+    texts = [part for part in value.split("\n") if part] if isinstance(value, str) else list(value)
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"tensors is a list of ROLE[:GLOB] strings, not {value!r}")
+    return tuple(TensorPattern.parse(text) for text in texts)
+
+
+def _read_steps(value: Any) -> StepSelection:
+    return value if isinstance(value, StepSelection) else StepSelection.parse(str(value))
+
+
+def _read_flag(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+        raise UsageError(f"{value!r} is neither yes nor no")
+    return text in ("1", "true", "yes", "on")
+
+
+_READERS = {
+    "out": _read_path,
+    "name": _read_name,
+    "run_dir": _read_path,
+    "tensors": _read_tensors,
+    "steps": _read_steps,
+    "strict": _read_flag,
+    "quiet": _read_flag,
+}

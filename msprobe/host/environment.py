@@ -1,0 +1,138 @@
+"""The host as it is installed: ModelScope's trainer class or why it cannot be had, versions, ranks, and kinds of processes.
+
+`host.attach` asks here; nothing here patches or records. Facts about versions stand in this one place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from msprobe.capture.recorder import Recorder
+from msprobe.errors import HostError
+from msprobe.notice import say
+from msprobe.schema import RunRecord, StepRecord
+from msprobe.trace.folder import rank_of
+
+OLDEST_MODELSCOPE = "1.9.5"
+PACKAGES = ("modelscope-probe", "torch", "modelscope", "diffusers", "transformers", "accelerate", "numpy", "safetensors")
+
+
+def load_trainer_class() -> Any:
+    """Return ModelScope's `EpochBasedTrainer`.
+
+    Raises:
+        HostError: it cannot be imported (the original error is the cause), or it is older than the processors that msprobe wraps.
+    """
+    try:
+        trainer_class = importlib.import_module("modelscope.trainers.trainer").EpochBasedTrainer
+        base = importlib.import_module("modelscope.trainers.hooks.optimizer.base")
+    except ImportError as error:
+        raise HostError(_cannot_import(error)) from error
+    except Exception as error:  # ModelScope's lazy loader turns a failed import into a RuntimeError
+        raise HostError(_cannot_import(error)) from error
+    if not hasattr(base.OptimizerHook, "set_processor"):
+        raise HostError(f"modelscope {version_of('modelscope')} is too old to be traced; msprobe needs {OLDEST_MODELSCOPE} or later")
+    return trainer_class
+
+
+def _cannot_import(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and error.name in ("modelscope", "torch"):
+        return f"{error.name} is not installed in {sys.prefix}; msprobe traces trainings of an existing ModelScope install ({text})"
+    return f"ModelScope's trainer cannot be imported: {type(error).__name__}: {text}"
+
+
+def version_of(distribution: str) -> str | None:
+    """Return an installed distribution's version, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def header(recorder: Recorder) -> RunRecord:
+    """Return the first line of this rank's file; called when the first record is written, when the rank is certain."""
+    rank, world_size, local_rank = rank_now()
+    found = {package: version_of(package) for package in PACKAGES}
+    device = describe_device()
+    return RunRecord(
+        run_id=recorder.folder.name,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        pid=os.getpid(),
+        host=platform.node(),
+        started_unix_ns=recorder.started_unix_ns,
+        lag_steps=0 if device["type"] == "cpu" else 1,
+        argv=list(sys.argv),
+        cwd=os.getcwd(),
+        versions={"python": platform.python_version(), **{package: text for package, text in found.items() if text is not None}},
+        device=device,
+        config=recorder.config.describe(),
+    )
+
+
+def rank_now() -> tuple[int, int, int]:
+    """Return `(rank, world size, local rank)`: the process group's where there is one, else what the launcher's variables say."""
+    import torch.distributed as distributed
+
+    rank, world_size, local_rank = rank_of(os.environ)
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size(), local_rank
+    return rank, world_size, local_rank
+
+
+def describe_device() -> dict[str, Any]:
+    """Return what kind of device torch would train on here, by name and number."""
+    import torch
+
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is None or not accelerator.is_available():
+        return {"type": "cpu", "threads": torch.get_num_threads()}
+    kind = accelerator.current_accelerator().type
+    module = getattr(torch, kind)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else kind
+    return {"type": kind, "name": name, "count": accelerator.device_count()}
+
+
+def is_helper_process() -> bool:
+    """Tell whether this is a child of multiprocessing: a data worker that imports the script anew makes no run folder."""
+    return multiprocessing.parent_process() is not None
+
+
+def progress(recorder: Recorder) -> Callable[[StepRecord], None] | None:
+    """Return what shows progress after each step, or None where nobody looks (quiet, or stderr is not a terminal)."""
+    if recorder.config.quiet or not sys.__stderr__ or not sys.__stderr__.isatty():
+        return None
+    from msprobe.views.progress import ProgressLine
+
+    return ProgressLine(str(recorder.folder)).update
+
+
+def report_untraced(recorder: Recorder) -> None:
+    """Say at exit that no trainer was traced, once per launch: only in the process that `msprobe trace` became, or in a script's own."""
+    launcher = os.environ.get("MSPROBE_LAUNCHER_PID")
+    if recorder.config.quiet or (launcher is not None and launcher != str(os.getpid())):
+        return
+    if any(recorder.folder.glob("rank*.jsonl")):
+        return
+    names = untraceable_trainers_in_use()
+    why = f"; {', '.join(names)} cannot be traced (its training loop is its own)" if names else ""
+    say(f"no ModelScope trainer ran{why}, so nothing was recorded")
+
+
+def untraceable_trainers_in_use() -> list[str]:
+    """Return the imported trainer classes that do not train through `EpochBasedTrainer.train` (ModelScope imports what is used)."""
+    builder = sys.modules.get("modelscope.trainers.builder")
+    trainer = sys.modules.get("modelscope.trainers.trainer")
+    if builder is None or trainer is None:
+        return []
+    registered = set(builder.TRAINERS.modules.get("default", {}).values())
+    return sorted(cls.__name__ for cls in registered if not issubclass(cls, trainer.EpochBasedTrainer))

@@ -1,0 +1,244 @@
+"""Everything of torch and ModelScope that is ever touched while a traced `train()` runs, each put in and taken out by the same object.
+
+| object | attribute | in | out |
+| --- | --- | --- | --- |
+| `EpochBasedTrainer` | `train` | `enable()` | `disable()` |
+| the trainer | `invoke_hook` (instance) | `train()` begins | `train()` ends |
+| the trainer | `_hooks` (one `TraceHook` more) | `train()` begins | `train()` ends |
+| each `OptimizerHook` | `processor` (wrapped) | `before_run`, `register_processor` | `train()` ends |
+| `torch.optim.Optimizer` | `zero_grad` | `train()` begins | `train()` ends |
+| `torch.optim.optimizer` | global step pre- and post-hook | `train()` begins | `train()` ends |
+| `torch.autograd` | `backward` | the processor's `backward` begins | it ends |
+| `OptimizerProcessor` | `clip_grads` | the processor's `backward` begins | it ends |
+| `torch.nn.utils`, `torch.nn.utils.clip_grad` | `clip_grad_norm_` | the processor's `backward` begins | it ends |
+| the scaler's classes | `unscale_`, `step`, `update` | the processor's `backward` begins | it ends |
+| the model's children | forward hooks | `before_run` | `train()` ends |
+
+The first four rows are `host.attach` and `host.hooks`, the last is `capture.modules`, the rest is here. Nothing here measures: it tells the
+session what happens. A patch is taken out only where it is still in place; if somebody patched on top of it, it stays and passes
+everything through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizer_module
+
+from msprobe.capture.session import Session
+from msprobe.capture.updates import PendingUpdate
+
+_MISSING = object()
+
+
+class Patch:
+    """One replaced attribute, and what stood there: an object's own attribute, or nothing (then it was inherited)."""
+
+    def __init__(self, owner: Any, attribute: str, replacement: Any) -> None:
+        self.owner = owner
+        self.attribute = attribute
+        self.replacement = replacement
+        self._original = vars(owner).get(attribute, _MISSING)
+
+    def install(self) -> None:
+        """Put the replacement in."""
+        setattr(self.owner, self.attribute, self.replacement)
+
+    def remove(self) -> None:
+        """Put the original back, unless the attribute is no longer ours."""
+        if vars(self.owner).get(self.attribute) is not self.replacement:
+            return
+        if self._original is _MISSING:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self._original)
+
+
+class RunSeams:
+    """What is in place from `train()`'s begin to its end: every optimizer's step and zero_grad."""
+
+    def __init__(self, session: Session, state: UpdateState) -> None:
+        self._session = session
+        self._state = state
+        self._patch = Patch(Optimizer, "zero_grad", _traced_zero_grad(session, Optimizer.zero_grad))
+        self._handles: list[Any] = []
+        self._spans: list[Any] = []
+
+    def install(self) -> None:
+        """Hook every optimizer of the process; `optimizer.step` itself is never assigned, since schedulers wrap it."""
+        self._handles = [
+            optimizer_module.register_optimizer_step_pre_hook(self._step_begins),
+            optimizer_module.register_optimizer_step_post_hook(self._step_ends),
+        ]
+        self._patch.install()
+
+    def remove(self) -> None:
+        """Take the hooks and the patch out again."""
+        self._patch.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _step_begins(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        if self._session.listens():
+            within = self._state.scaler_steps[-1] if self._state.scaler_steps else None
+            span = self._session.optimizer_step_begins(optimizer, self._state.scaler, within)
+            self._spans.append((optimizer, span))
+
+    def _step_ends(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+        # A step that raised had no post-hook: its entry is dropped when an enclosing one ends.
+        while self._spans and self._session.listens():
+            begun, span = self._spans.pop()
+            if begun is optimizer:
+                self._session.span_ends(span)
+                return
+
+
+class UpdateState:
+    """What the seams of one session share: the scaler in use and the `scaler.step` calls that are running."""
+
+    def __init__(self) -> None:
+        self.scaler: Any = None
+        self.scaler_steps: list[PendingUpdate | None] = []
+
+
+class BackwardSeams:
+    """What is in place only while a processor's `backward` runs, as a context manager."""
+
+    def __init__(self, session: Session, state: UpdateState, processor: Any, loss_of: Callable[[Any], str | None]) -> None:
+        self._patches = list(_backward_patches(session, state, processor, loss_of))
+
+    def __enter__(self) -> None:
+        for patch in self._patches:
+            patch.install()
+
+    def __exit__(self, *exception: object) -> None:
+        for patch in reversed(self._patches):
+            patch.remove()
+
+
+def _backward_patches(session: Session, state: UpdateState, processor: Any, loss_of: Callable[[Any], str | None]) -> Iterator[Patch]:
+    from modelscope.trainers.hooks.optimizer.base import OptimizerProcessor
+    from torch.nn.utils import clip_grad
+
+    yield Patch(torch.autograd, "backward", _traced_backward(session, torch.autograd.backward, loss_of))
+    yield Patch(OptimizerProcessor, "clip_grads", staticmethod(_traced_clip(session, state, OptimizerProcessor.clip_grads)))
+    for module in (torch.nn.utils, clip_grad):
+        yield Patch(module, "clip_grad_norm_", _traced_clip(session, state, vars(module)["clip_grad_norm_"]))
+    for scaler_class in scaler_classes(processor):
+        for name, wrap in _SCALER_METHODS.items():
+            if name in vars(scaler_class):
+                yield Patch(scaler_class, name, wrap(session, state, vars(scaler_class)[name]))
+
+
+def scaler_of(processor: Any) -> Any:
+    """Return the gradient scaler that a processor holds now, or None. Asked at every backward: scripts replace it."""
+    scaler = getattr(processor, "scaler", None)
+    return scaler if scaler is not None and hasattr(scaler, "_per_optimizer_states") else None
+
+
+def scaler_classes(processor: Any) -> list[type]:
+    """Return the classes whose scaler methods may run: torch's own, and those from which the processor's scaler inherits."""
+    known = getattr(torch.amp, "GradScaler", None)  # since torch 2.3; before, the processor's scaler leads to it
+    inherited = type(scaler_of(processor)).__mro__ if scaler_of(processor) is not None else ()
+    return list(dict.fromkeys([*([known] if known is not None else []), *(cls for cls in inherited if cls is not object)]))
+
+
+def _traced_zero_grad(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def zero_grad(self: Optimizer, *arguments: Any, **keywords: Any) -> None:
+        if not session.listens():
+            return original(self, *arguments, **keywords)
+        set_to_none = bool(arguments[0] if arguments else keywords.get("set_to_none", True))
+        span = session.span_begins("zero_grad", optimizer=session.optimizer_number(self), set_to_none=set_to_none)
+        original(self, *arguments, **keywords)
+        session.span_ends(span)
+        return None
+
+    return zero_grad
+
+
+def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Callable[[Any], str | None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+        # A backward inside another (reentrant checkpointing) is part of the outer one.
+        if not session.listens() or session.is_within("backward"):
+            return original(tensors, *arguments, **keywords)
+        span = session.span_begins("backward", loss_key=loss_of(tensors))
+        result = original(tensors, *arguments, **keywords)
+        session.span_ends(span)
+        return result
+
+    return backward
+
+
+def _traced_clip(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip_grads(params: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens():
+            return original(params, *arguments, **keywords)
+        # `model.parameters()` is a generator: whoever walks it first leaves nothing for the clipping itself.
+        params = list(params) if isinstance(params, Iterator) else params
+        taken = [params] if isinstance(params, torch.Tensor) else params
+        begun = session.clip_begins(taken, _clip_arguments(arguments, keywords), state.scaler)
+        returned = original(params, *arguments, **keywords)
+        session.clip_ends(begun, taken, returned, state.scaler)
+        return returned
+
+    return clip_grads
+
+
+def _clip_arguments(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(("max_norm", "norm_type"), arguments, strict=False)), **keywords}
+
+
+def _traced_unscale(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unscale_(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens() or not self.is_enabled() or session.is_within("unscale", "optimizer_step"):
+            return original(self, optimizer, *arguments, **keywords)
+        state.scaler = self
+        span = session.span_begins("unscale", optimizer=session.optimizer_number(optimizer))
+        result = original(self, optimizer, *arguments, **keywords)
+        session.span_ends(span)
+        return result
+
+    return unscale_
+
+
+def _traced_scaler_step(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens() or state.scaler_steps or not self.is_enabled():
+            return original(self, optimizer, *arguments, **keywords)
+        state.scaler = self
+        begun = session.scaler_step_begins(self, optimizer)
+        state.scaler_steps.append(begun[0] if begun else None)
+        try:
+            result = original(self, optimizer, *arguments, **keywords)
+        finally:
+            state.scaler_steps.pop()
+        session.scaler_step_ends(begun, self, optimizer)
+        return result
+
+    return step
+
+
+def _traced_scaler_update(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens() or not self.is_enabled() or session.is_within("scaler_update"):
+            return original(self, *arguments, **keywords)
+        span = session.span_begins("scaler_update")
+        result = original(self, *arguments, **keywords)
+        session.scaler_updated(span, self)
+        return result
+
+    return update
+
+
+_SCALER_METHODS = {"unscale_": _traced_unscale, "step": _traced_scaler_step, "update": _traced_scaler_update}
