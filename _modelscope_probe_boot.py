@@ -32,7 +32,21 @@ def _wait_for_trainer() -> None:
     wrapt.register_post_import_hook(_enable, "modelscope.trainers.trainer")
 
 
+def _report_at_exit() -> None:
+    """In the process that `msprobe trace` became: say at its end if nothing was traced."""
+    import atexit
+    import os
+    from pathlib import Path
+
+    launcher_pid = os.environ.get("MSPROBE_LAUNCHER_PID")
+    if launcher_pid == str(os.getpid()) and "MSPROBE_RUN_DIR" in os.environ:
+        from msprobe.untraced import report
+
+        atexit.register(report, Path(os.environ["MSPROBE_RUN_DIR"]), bool(os.environ.get("MSPROBE_QUIET")), launcher_pid)
+
+
 try:
     _wait_for_trainer()
+    _report_at_exit()
 except Exception as error:
     _say(f"nothing is recorded: {type(error).__name__}: {error}")

@@ -17,8 +17,8 @@ from pathlib import Path
 from msprobe.config import Config
 from msprobe.errors import UsageError
 from msprobe.trace import folder
+from msprobe.untraced import LAUNCHER_VARIABLE
 
-LAUNCHER_VARIABLE = "MSPROBE_LAUNCHER_PID"
 TRACE_VARIABLE = "MSPROBE_TRACE"
 _SHELL_SUFFIXES = (".sh", ".bash")
 

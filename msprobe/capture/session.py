@@ -8,47 +8,23 @@ ModelScope: stages and hooks are names to it.
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from msprobe.capture.clock import Clock, HostClock, Mark, clock_for, now_ns
-from msprobe.capture.ledger import Ledger
+from msprobe.capture.clock import Mark, clock_for, now_ns
+from msprobe.capture.entries import entry
 from msprobe.capture.memory import memory_reader
 from msprobe.capture.modules import Call, ModuleTimer, innermost_module
-from msprobe.capture.parameters import ParameterTable, describe_optimizer
+from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.publishing import Publisher
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.spans import Span
 from msprobe.capture.step import StepDraft, StepWriter
-from msprobe.capture.updates import Clipping, PendingUpdate
+from msprobe.capture.updating import UpdateEntries
 from msprobe.schema import Accumulation, EndReason, HookTime, StageRecord, StepRecord
-
-MOST_UNREAD_STEPS = 64
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def entry(method: Callable[Concatenate[Session, _P], _R]) -> Callable[Concatenate[Session, _P], _R | None]:
-    """Make a session method an entry from the training: timed as ours, and safe to call (it returns None when it failed)."""
-
-    @functools.wraps(method)
-    def guarded(self: Session, /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
-        began = now_ns()
-        depth = self.depth()
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.recorder.failed(method.__name__, error, self.train, self.draft.index if self.draft else None)
-            return None
-        finally:
-            self.charge(depth, now_ns() - began)
-
-    return guarded
 
 
 class _Stage:
@@ -60,55 +36,18 @@ class _Stage:
         self.hooks: list[HookTime] = []
 
 
-class Session:
+class Session(UpdateEntries):
     """The trace of one `train()` call. All times are the host's monotonic nanoseconds, device times beside them."""
 
     def __init__(self, recorder: Recorder, on_step: Callable[[StepRecord], None] | None = None) -> None:
-        self.recorder = recorder
-        self.train = recorder.trains
-        recorder.trains += 1
-        self.draft: StepDraft | None = None
-        self.ended = False
-        self._thread = threading.get_ident()
-        self._clock: Clock = HostClock()
+        super().__init__(recorder)
         self._origin: Mark | None = None
-        self.table: ParameterTable | None = None
         self._model: nn.Module | None = None
         self._timer: ModuleTimer | None = None
-        self._writer: StepWriter | None = None
-        self._ledger = Ledger(recorder, self.train)
+        self._publisher: Publisher | None = None
         self._on_step = on_step
         self._read_memory = memory_reader(torch.device("cpu"))
         self._stages: list[_Stage] = []
-        self._unread: deque[StepDraft] = deque()
-        self._carried_ns = 0
-        self._probe_ns = 0
-
-    # How the entries are charged and guarded
-
-    def depth(self) -> int:
-        """Return how many spans enclose this moment."""
-        return len(self.draft.spans.open) if self.draft is not None else 0
-
-    def charge(self, depth: int, spent_ns: int) -> None:
-        """Charge our own time to the innermost span that was open both before and after an entry, else to the step or the next one."""
-        self._probe_ns += spent_ns
-        if self.draft is None:
-            self._carried_ns += spent_ns
-            return
-        shared = min(depth, len(self.draft.spans.open))
-        if shared:
-            self.draft.spans.open[shared - 1].probe_ns += spent_ns
-        else:
-            self.draft.probe_ns += spent_ns
-
-    def listens(self) -> bool:
-        """Tell whether what happens on this thread belongs to this session."""
-        return not self.ended and threading.get_ident() == self._thread
-
-    def is_within(self, *names: str) -> bool:
-        """Tell whether a span of one of these names encloses this moment."""
-        return self.draft is not None and any(self.draft.spans.is_within(name) for name in names)
 
     # The run
 
@@ -117,12 +56,13 @@ class Session:
         """Take the final model (unwrapped) and optimizers: everything that could replace them in `before_run` has run."""
         device = _device_of(model)
         self._model = model
-        self._clock = clock_for(device)
+        self.clock = clock_for(device)
         self._read_memory = memory_reader(device)
         self.table = table = ParameterTable(model)
         for optimizer in optimizers:
             table.optimizer_number(optimizer)
-        self._writer = StepWriter(self.train, table, self.recorder.config, self._clock, self.recorder.origin_ns)
+        writer = StepWriter(self.train, table, self.recorder.config, self.clock, self.recorder.origin_ns)
+        self._publisher = Publisher(self.recorder, self.ledger, writer, self.clock, self._on_step)
         if self._timer is not None:
             self._timer.remove()
         self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
@@ -136,7 +76,7 @@ class Session:
         module = innermost_module(self._model, error) if self._model is not None else None
         step = self.draft.index if self.draft is not None else None
         if self.draft is not None:
-            self._close_step(self._clock.mark(), complete=False)
+            self._close_step(self.clock.mark(), complete=False)
         self._publish_all()
         where = f" in {phase}" if phase else ""
         place = f", module {module}" if module else ""
@@ -151,12 +91,12 @@ class Session:
         if self.ended:
             return
         if self.draft is not None:
-            self._close_step(self._clock.mark(), complete=False)
+            self._close_step(self.clock.mark(), complete=False)
         self.ended = True
         if self._timer is not None:
             self._timer.remove()
         self._publish_all()
-        self.recorder.write(self._ledger.end_record(reason, self.recorder.dropped, self._probe_ns))
+        self.recorder.write(self.ledger.end_record(reason, self.recorder.dropped, self.probe_ns))
 
     def current_phase(self) -> str | None:
         """Return the name of what is running: the innermost span's, else the stage's."""
@@ -176,7 +116,7 @@ class Session:
     @entry
     def stage_ends(self, stage: str) -> None:
         """A stage's hooks have run."""
-        end = self._clock.mark()
+        end = self.clock.mark()
         if self.draft is not None:
             return
         if self._stages and self._stages[-1].name == stage:
@@ -188,14 +128,14 @@ class Session:
         """A hook is about to run; hand the answer to `hook_ends`."""
         if self.draft is None:
             return now_ns()
-        return self.draft.spans.begin("hook", self._clock.mark(), hook=hook, stage=stage, hook_index=index)
+        return self.draft.spans.begin("hook", self.clock.mark(), hook=hook, stage=stage, hook_index=index)
 
     @entry
     def hook_ends(self, begun: Span | int | None, index: int, hook: str, priority: int) -> None:
         """A hook has run."""
         if isinstance(begun, Span):
             if self.draft is not None:
-                self.draft.spans.finish(begun, self._clock.mark())
+                self.draft.spans.finish(begun, self.clock.mark())
         elif begun is not None and self._stages:
             self._stages[-1].hooks.append(HookTime(index=index, hook=hook, priority=priority, host_ns=now_ns() - begun))
 
@@ -204,16 +144,16 @@ class Session:
     @entry
     def step_begins(self, epoch: int, iteration: int, accumulation_size: int | None) -> None:
         """`before_train_iter` is about to run its hooks: the batch has been loaded."""
-        loaded = self._clock.mark()
+        loaded = self.clock.mark()
         if self.table is None:
             return
         origin = self._origin if self._origin is not None else loaded
-        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self._carried_ns, self.table)
+        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table)
         self.recorder.next_step += 1
         if accumulation_size:
             draft.accumulation = Accumulation(index=iteration % accumulation_size, size=accumulation_size)
-        began = Mark(origin.host_ns + self._carried_ns, origin.event)
-        self._carried_ns = 0
+        began = Mark(origin.host_ns + self.carried_ns, origin.event)
+        self.carried_ns = 0
         draft.spans.finish(draft.spans.begin("data_load", began), loaded)
         self.draft = draft
 
@@ -221,14 +161,14 @@ class Session:
     def forward_begins(self) -> None:
         """`before_train_iter` has run its hooks: the training step itself begins."""
         if self.draft is not None:
-            self.draft.spans.begin("forward", self._clock.mark())
+            self.draft.spans.begin("forward", self.clock.mark())
 
     @entry
     def forward_ends(self, outputs: Mapping[str, Any] | None, loss_keys: Iterable[str]) -> None:
         """`after_train_iter` is about to run its hooks: forward is over; its losses are kept before a hook changes them."""
         if self.draft is None:
             return
-        self.draft.spans.finish_all(self._clock.mark())
+        self.draft.spans.finish_all(self.clock.mark())
         for key, value in (outputs or {}).items():
             if (key in loss_keys or "loss" in key) and _is_scalar(value):
                 self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else float(value)
@@ -236,107 +176,11 @@ class Session:
     @entry
     def step_ends(self) -> None:
         """`after_train_iter` has run all hooks: the step is over."""
-        end = self._clock.mark()
+        end = self.clock.mark()
         if self.draft is not None:
             self._close_step(end, complete=True)
-            self._publish_ready()
         else:
             self._origin = end
-
-    # Inside the optimizer's hook
-
-    @entry
-    def update_begins(self, optimizers: Sequence[Any], engine: bool) -> None:
-        """The processor's `backward` is about to run: note the learning rates, which a scheduler changes before the step ends."""
-        if self.draft is None or self.table is None:
-            return
-        for optimizer in optimizers:
-            self._know(optimizer)
-        self.draft.engine_steps = engine
-        rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
-        put = self.draft.readback.put
-        self.draft.learning_rates = [put(rate) if isinstance(rate, torch.Tensor) else float(rate) for rate in rates if rate is not None]
-
-    @entry
-    def span_begins(self, name: str, /, **attributes: Any) -> Span | None:
-        """A phase begins."""
-        return None if self.draft is None else self.draft.spans.begin(name, self._clock.mark(), **attributes)
-
-    @entry
-    def span_ends(self, span: Span | None) -> None:
-        """A phase ends."""
-        if span is not None and self.draft is not None:
-            self.draft.spans.finish(span, self._clock.mark())
-
-    @entry
-    def clip_begins(self, parameters: Sequence[torch.Tensor], arguments: Mapping[str, Any], scaler: Any) -> tuple[Clipping, Span] | None:
-        """Clipping is about to run on these parameters."""
-        if self.draft is None or self.draft.spans.is_within("clip_grads"):
-            return None
-        clipping = self.draft.updates.clip_begins(parameters, dict(arguments), scaler)
-        if self.draft.updates.saw_scaled:
-            self._ledger.clip_saw_scaled(self.draft.index, self.draft.updates.saw_scaled)
-        return clipping, self.draft.spans.begin("clip_grads", self._clock.mark())
-
-    @entry
-    def clip_ends(self, begun: tuple[Clipping, Span] | None, parameters: Sequence[torch.Tensor], returned: Any, scaler: Any) -> None:
-        """Clipping has run and returned the total norm that it saw."""
-        if begun is None or self.draft is None:
-            return
-        clipping, span = begun
-        self.draft.spans.finish(span, self._clock.mark())
-        self.draft.updates.clip_ends(clipping, parameters, returned, scaler)
-
-    @entry
-    def scaler_step_begins(self, scaler: Any, optimizer: Any) -> tuple[PendingUpdate, Span] | None:
-        """`scaler.step` is about to run for an optimizer."""
-        if self.draft is None:
-            return None
-        number = self._know(optimizer)
-        update = self.draft.updates.scaler_step_begins(scaler, optimizer)
-        return update, self.draft.spans.begin("optimizer_step", self._clock.mark(), optimizer=number)
-
-    @entry
-    def scaler_step_ends(self, begun: tuple[PendingUpdate, Span] | None, scaler: Any, optimizer: Any) -> None:
-        """`scaler.step` has returned; whether it updated stands in its overflow flags."""
-        if begun is None or self.draft is None:
-            return
-        update, span = begun
-        self.draft.spans.finish(span, self._clock.mark())
-        self.draft.updates.scaler_step_ends(scaler, update, optimizer)
-
-    @entry
-    def scaler_updated(self, span: Span | None, scaler: Any) -> None:
-        """`scaler.update` has returned."""
-        if self.draft is not None:
-            if span is not None:
-                self.draft.spans.finish(span, self._clock.mark())
-            self.draft.updates.scaler_updated(scaler)
-
-    @entry
-    def optimizer_step_begins(self, optimizer: Any, scaler: Any, within: PendingUpdate | None) -> Span | None:
-        """An optimizer's own step is about to run; within `scaler.step` it has no span of its own."""
-        if self.draft is None:
-            return None
-        number = self._know(optimizer)
-        self.draft.updates.optimizer_step_begins(optimizer, scaler, within)
-        if self.draft.spans.is_within("optimizer_step"):
-            return None
-        return self.draft.spans.begin("optimizer_step", self._clock.mark(), optimizer=number)
-
-    def _know(self, optimizer: Any) -> int:
-        """Return an optimizer's number; one that was not there at the start is announced."""
-        assert self.table is not None
-        known = len(self.table.optimizers)
-        number = self.table.optimizer_number(optimizer)
-        if number == known:
-            info = describe_optimizer(number, optimizer)
-            self._ledger.new_optimizer(self.draft.index if self.draft else None, info)
-        return number
-
-    def optimizer_number(self, optimizer: Any) -> int | None:
-        """Return an optimizer's number, or None before the model is ready."""
-        return None if self.table is None else self.table.optimizer_number(optimizer)
 
     # Modules
 
@@ -348,19 +192,22 @@ class Session:
         number = draft.call_counts.get(name, 0)
         draft.call_counts[name] = number + 1
         draft.sequence += 1
-        call = Call(draft.sequence - 1, name, number, self._clock.mark())
+        call = Call(draft.sequence - 1, name, number, self.clock.mark())
         draft.calls.append(call)
         return call
 
     @entry
     def _module_ends(self, call: Call) -> None:
-        call.end = self._clock.mark()
+        call.end = self.clock.mark()
 
-    # Publishing
+    # The ends of steps and stages
 
     def _close_step(self, end: Mark, complete: bool) -> None:
         draft = self.draft
         assert draft is not None
+        assert self._publisher is not None
+        self.draft = None
+        self._origin = end
         draft.spans.finish_all(end)
         draft.end = end
         draft.complete = complete
@@ -368,31 +215,11 @@ class Session:
         draft.readback.launch()
         if self._timer is not None:
             self._timer.step_ends()
-        self._unread.append(draft)
-        self._origin = end
-        self.draft = None
-
-    def _publish_ready(self) -> None:
-        """Write the steps whose values have arrived; when too many are waiting, wait for the oldest."""
-        if len(self._unread) > MOST_UNREAD_STEPS:
-            self._unread[0].readback.wait()
-        while self._unread and self._unread[0].readback.ready():
-            self._publish(self._unread.popleft())
+        self._publisher.add(draft)
 
     def _publish_all(self) -> None:
-        while self._unread:
-            self._unread[0].readback.wait()
-            self._publish(self._unread.popleft())
-
-    def _publish(self, draft: StepDraft) -> None:
-        assert self._writer is not None
-        for record in self._writer.records_of(draft):
-            self.recorder.write(record)
-            if isinstance(record, StepRecord):
-                self._ledger.count(record)
-                if self._on_step is not None:
-                    self._on_step(record)
-        self._clock.release(draft.marks())
+        if self._publisher is not None:
+            self._publisher.finish()
 
     def _write_stage(self, stage: _Stage, end_ns: int) -> None:
         last = self.recorder.next_step - 1

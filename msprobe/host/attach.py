@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msprobe import config as configuration
+from msprobe import untraced
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.session import Session
 from msprobe.config import Config
@@ -252,8 +253,7 @@ def _at_exit(recorder: Recorder) -> None:
         if not recorder.config.quiet:
             say(f"recorded {recorder.next_step} step(s) in {recorder.folder}; next: msprobe summary {recorder.folder}")
         return
-    environment.report_untraced(recorder)
-    run_folder.remove_if_empty(recorder.folder)
+    untraced.report(recorder.folder, recorder.config.quiet, os.environ.get(untraced.LAUNCHER_VARIABLE))
 
 
 def _recorder_for_train() -> Recorder:

@@ -16,7 +16,6 @@ from typing import Any
 
 from msprobe.capture.recorder import Recorder
 from msprobe.errors import HostError
-from msprobe.notice import say
 from msprobe.schema import RunRecord, StepRecord
 from msprobe.trace.folder import rank_of
 
@@ -114,25 +113,3 @@ def progress(recorder: Recorder) -> Callable[[StepRecord], None] | None:
     from msprobe.views.progress import ProgressLine
 
     return ProgressLine(str(recorder.folder)).update
-
-
-def report_untraced(recorder: Recorder) -> None:
-    """Say at exit that no trainer was traced, once per launch: only in the process that `msprobe trace` became, or in a script's own."""
-    launcher = os.environ.get("MSPROBE_LAUNCHER_PID")
-    if recorder.config.quiet or (launcher is not None and launcher != str(os.getpid())):
-        return
-    if any(recorder.folder.glob("rank*.jsonl")):
-        return
-    names = untraceable_trainers_in_use()
-    why = f"; {', '.join(names)} cannot be traced (its training loop is its own)" if names else ""
-    say(f"no ModelScope trainer ran{why}, so nothing was recorded")
-
-
-def untraceable_trainers_in_use() -> list[str]:
-    """Return the imported trainer classes that do not train through `EpochBasedTrainer.train` (ModelScope imports what is used)."""
-    builder = sys.modules.get("modelscope.trainers.builder")
-    trainer = sys.modules.get("modelscope.trainers.trainer")
-    if builder is None or trainer is None:
-        return []
-    registered = set(builder.TRAINERS.modules.get("default", {}).values())
-    return sorted(cls.__name__ for cls in registered if not issubclass(cls, trainer.EpochBasedTrainer))
