@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msprobe.config import Config
 from msprobe.errors import UsageError
+from msprobe.notice import say
 from msprobe.trace import folder
 from msprobe.untraced import LAUNCHER_VARIABLE
 
@@ -37,6 +38,8 @@ def launch(config: Config, target: Sequence[str]) -> None:
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: there is no such script or command")
     environment = traced_environment(config, target, os.environ)
+    if not config.quiet and environment.get("RANK", "0") == "0":
+        say(f"recording to {environment['MSPROBE_RUN_DIR']}")
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, environment)
@@ -83,7 +86,10 @@ def script_name(target: Sequence[str]) -> str:
 
 
 def _is_python_target(word: str) -> bool:
-    """Tell whether python runs this: a script, a folder or archive with `__main__.py`, standard input. A missing `.py` is python's to report."""
+    """Tell whether python runs this: a script, a folder or archive with `__main__.py`, standard input.
+
+    A missing `.py` counts too: python itself reports it best.
+    """
     if word == "-" or word.endswith((".py", ".pyz", ".zip", ".pyw")):
         return True
     path = Path(word)

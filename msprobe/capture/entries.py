@@ -41,6 +41,10 @@ def entry(method: Callable[Concatenate[_E, _P], _R]) -> Callable[Concatenate[_E,
     return guarded
 
 
+# The sessions that are open, outermost first: a trainer that trains another one inside a hook has the inner one's events left to that.
+_running: list[Entries] = []
+
+
 class Entries:
     """What the entries of a session share.
 
@@ -84,9 +88,21 @@ class Entries:
         else:
             self.draft.probe_ns += spent_ns
 
+    def opens(self) -> None:
+        """Begin to listen."""
+        _running.append(self)
+
+    def closes(self) -> None:
+        """Listen no more."""
+        self.ended = True
+        if self in _running:
+            _running.remove(self)
+
     def listens(self) -> bool:
-        """Tell whether what happens on this thread belongs to this session."""
-        return not self.ended and threading.get_ident() == self._thread
+        """Tell whether what happens now belongs to this session: it is the innermost open one of this thread."""
+        if self.ended or threading.get_ident() != self._thread:
+            return False
+        return self is next((session for session in reversed(_running) if session._thread == self._thread), None)
 
     def is_within(self, *names: str) -> bool:
         """Tell whether a span of one of these names encloses this moment."""

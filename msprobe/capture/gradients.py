@@ -22,6 +22,7 @@ class Measurement:
 
     Attributes:
         order: the norm's order.
+        scaled: the parameters whose gradients held the loss scale as a factor.
         keys: the parameters that had a gradient.
         skipped: why a gradient has no norm here.
         counts: of gradients whose norm is not finite, where counting needs no wait (on CPU).
@@ -29,10 +30,10 @@ class Measurement:
 
     def __init__(self, order: float, scaled: Collection[int], scale: Slot | None) -> None:
         self.order = order
+        self.scaled = set(scaled)
         self.keys: set[int] = set()
         self.skipped: dict[int, str] = {}
         self.counts: dict[int, Counts] = {}
-        self._scaled = scaled
         self._scale = scale
         self._slots: list[tuple[list[int], Slot]] = []
         self._values: dict[int, float] | None = None
@@ -45,18 +46,22 @@ class Measurement:
     def values(self) -> dict[int, float]:
         """The unscaled norm of each gradient; valid once the step's readback is ready."""
         if self._values is None:
-            factor = 1.0 if self._scale is None else 1.0 / self._scale.value()
             self._values = {
-                key: value * factor if key in self._scaled else value
-                for keys, slot in self._slots
-                for key, value in zip(keys, slot.values(), strict=True)
+                key: self.unscaled(key, value) for keys, slot in self._slots for key, value in zip(keys, slot.values(), strict=True)
             }
         return self._values
 
+    def unscaled(self, key: int, value: float) -> float:
+        """Return what a value measured on a parameter's gradient is without the loss scale; NaN where the scale has sunk to 0."""
+        if self._scale is None or key not in self.scaled:
+            return value
+        scale = self._scale.value()
+        return value / scale if scale else math.nan
+
     def total(self, keys: Iterable[int]) -> float | None:
-        """Return the total norm over some parameters, or None where one of their gradients could not be measured."""
+        """Return the total norm over some parameters, or None where none has a gradient or one of them could not be measured."""
         wanted = [key for key in keys if key in self.keys]
-        if any(key in self.skipped for key in wanted):
+        if not wanted or any(key in self.skipped for key in wanted):
             return None
         return reduce.compose([self.values[key] for key in wanted], self.order)
 
@@ -64,9 +69,10 @@ class Measurement:
 def with_gradient(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return those parameters that have a gradient, each once.
 
-    Only leaves are asked: reading `.grad` of another tensor makes torch warn.
+    Only tensors that keep their gradient are asked: reading `.grad` of another one makes torch warn.
     """
-    found = {id(parameter): parameter for parameter in parameters if parameter.is_leaf and parameter.grad is not None}
+    keeping = (parameter for parameter in parameters if parameter.is_leaf or parameter.retains_grad)
+    found = {id(parameter): parameter for parameter in keeping if parameter.grad is not None}
     return list(found.values())
 
 
@@ -100,7 +106,7 @@ def _measure_on_one_device(members: list[torch.Tensor], readback: Readback, resu
             result.skipped[id(parameter)] = reason
             continue
         keys.append(id(parameter))
-        dense.append(reduce.as_dense_real(gradient))
+        dense.append(reduce.as_dense_real(gradient, result.order))
     slot = readback.put(reduce.norms(dense, result.order))
     result.add(keys, slot)
     if members[0].device.type == "cpu":

@@ -31,13 +31,14 @@ class Recorder:
         header: makes the header when the file is opened; it gets the recorder.
     """
 
-    def __init__(self, config: Config, folder: Path, header: Callable[[Recorder], RunRecord], first_step: int = 0) -> None:
+    def __init__(self, config: Config, folder: Path, header: Callable[[Recorder], RunRecord]) -> None:
         self.config = config
         self.folder = folder
         self.origin_ns = now_ns()
         self.started_unix_ns = time.time_ns()
-        self.next_step = first_step
+        self.next_step = 0
         self.trains = 0
+        self.rank = 0
         self._header = header
         self._writer: TraceWriter | None = None
         self._pid = os.getpid()
@@ -63,6 +64,7 @@ class Recorder:
             return
         if self._writer is None:
             header = self._header(self)
+            self.rank = header.rank
             self._writer = open_rank_file(self.folder, header.rank, say)
             self._writer.write(header)
         self._writer.write(record)

@@ -22,6 +22,7 @@ ROW = 1024
 # Outside this range a float32 sum of squares has lost digits to overflow or underflow.
 _TRUSTED = (1e-15, 1e18)
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_MEASURED = (*_NARROW, torch.float64, torch.complex32, torch.complex64, torch.complex128)
 
 
 def why_not_measurable(tensor: torch.Tensor) -> str | None:
@@ -32,20 +33,23 @@ def why_not_measurable(tensor: torch.Tensor) -> str | None:
         return "DTensor: only a shard is here"
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"layout {tensor.layout} is not measured"
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if tensor.dtype not in _MEASURED:
         return f"dtype {tensor.dtype} has no norm"
     return None
 
 
-def as_dense_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a measurable tensor as a dense real one: a sparse one's coalesced values, a complex one's parts.
+def as_dense_real(tensor: torch.Tensor, order: float = 2.0) -> torch.Tensor:
+    """Return what stands for a measurable tensor in a norm of that order: dense, real, with the same norm.
 
-    The given tensor is not changed (`coalesce` returns a new one where it has work to do).
+    Of a sparse tensor these are the coalesced values, of a complex one its parts, or its magnitudes where the order is not 2. The given
+    tensor is not changed (`coalesce` returns a new one where it has work to do).
     """
     plain = tensor.detach()
     if plain.is_sparse:
         plain = plain.coalesce().values()
-    return torch.view_as_real(plain) if plain.is_complex() else plain
+    if not plain.is_complex():
+        return plain
+    return torch.view_as_real(plain.resolve_conj()) if order == 2.0 else plain.abs()
 
 
 def norms(tensors: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
@@ -141,7 +145,7 @@ def _norm_in_float64(tensor: torch.Tensor, order: float) -> float:
     largest = float(torch.linalg.vector_norm(tensor, math.inf, dtype=torch.float64))
     if order == math.inf or largest == 0.0 or not math.isfinite(largest):
         return largest
-    if 1e-100 < largest < 1e100:
+    if 1e-100 < largest < 1e100 or order == 0.0:
         return float(torch.linalg.vector_norm(tensor, order, dtype=torch.float64))
     return largest * float(torch.linalg.vector_norm(tensor.double() / largest, order))
 
@@ -174,15 +178,7 @@ def compose(parts: Sequence[float], order: float) -> float:
 
     NaN in any part makes the whole NaN; the whole of nothing is 0.
     """
-    if not parts:
-        return 0.0
-    if any(math.isnan(part) for part in parts):
-        return math.nan
-    largest = max(parts)
-    if order == math.inf or largest == 0.0 or math.isinf(largest):
-        return largest
-    total = math.fsum((part / largest) ** order for part in parts)
-    return float(largest * total ** (1.0 / order))
+    return _norm_in_float64(torch.tensor(parts, dtype=torch.float64), order)
 
 
 class Counts:

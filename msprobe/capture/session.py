@@ -41,6 +41,7 @@ class Session(UpdateEntries):
 
     def __init__(self, recorder: Recorder, on_step: Callable[[StepRecord], None] | None = None) -> None:
         super().__init__(recorder)
+        self.opens()
         self._origin: Mark | None = None
         self._model: nn.Module | None = None
         self._timer: ModuleTimer | None = None
@@ -72,6 +73,8 @@ class Session(UpdateEntries):
     @entry
     def broken(self, error: BaseException) -> None:
         """Record the exception that ends the training: in which phase, in which module."""
+        if self.ended:
+            return
         phase = self.current_phase()
         module = innermost_module(self._model, error) if self._model is not None else None
         step = self.draft.index if self.draft is not None else None
@@ -92,7 +95,7 @@ class Session(UpdateEntries):
             return
         if self.draft is not None:
             self._close_step(self.clock.mark(), complete=False)
-        self.ended = True
+        self.closes()
         if self._timer is not None:
             self._timer.remove()
         self._publish_all()
@@ -122,6 +125,7 @@ class Session(UpdateEntries):
         if self._stages and self._stages[-1].name == stage:
             self._write_stage(self._stages.pop(), end.host_ns)
         self._origin = end
+        self.carried_ns = 0  # what was spent before the origin is no step's
 
     @entry
     def hook_begins(self, index: int, hook: str, stage: str) -> Span | int:

@@ -169,5 +169,6 @@ class StepWriter:
         if counts is None:
             record.skipped = measurement.skipped.get(key, "not finite; the counts would have needed a wait for the device")
             return record
-        record.nan, record.posinf, record.neginf, record.l2 = counts.nan, counts.posinf, counts.neginf, counts.finite_l2
+        record.nan, record.posinf, record.neginf = counts.nan, counts.posinf, counts.neginf
+        record.l2 = measurement.unscaled(key, counts.finite_l2)
         return record

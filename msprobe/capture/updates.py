@@ -9,7 +9,7 @@ fixed scale does not change when a step is skipped) nor from whether the optimiz
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,10 @@ class Moment:
         self.by_order = by_order
         self.point = point
 
+    def of_order(self, order: float) -> Measurement | None:
+        """Return the measurement of that order, or None where it was not taken."""
+        return next((found for found in (self.l2, self.by_order) if found.order == order), None)
+
 
 class PendingUpdate:
     """One optimizer's update in this step, until its values have arrived."""
@@ -60,7 +64,7 @@ class PendingUpdate:
     def __init__(self, optimizer: int, keys: set[int]) -> None:
         self.optimizer = optimizer
         self.keys = keys
-        self.clipping: Clipping | None = None
+        self.clippings: list[Clipping] = []
         self.before: Moment | None = None
         self.ran = False
         self.overflow: list[Slot] | None = None
@@ -75,7 +79,15 @@ class PendingUpdate:
 
     def moment(self) -> Moment | None:
         """Return the moment at which this update's norms were taken, before any clipping."""
-        return self.clipping.before if self.clipping is not None else self.before
+        return self.clippings[0].before if self.clippings else self.before
+
+    def takes_gradients_as_they_are(self) -> None:
+        """Take this update's gradients as never scaled: the optimizer's step was called directly, so no scaler has a say."""
+        moments = [self.before, *(moment for clipping in self.clippings for moment in (clipping.before, clipping.after))]
+        for moment in moments:
+            if moment is not None:
+                moment.l2.scaled.difference_update(self.keys)
+                moment.by_order.scaled.difference_update(self.keys)
 
     def loss_scale(self) -> LossScale | None:
         """Return the scale around this update, or None where no scaler took part."""
@@ -89,33 +101,43 @@ class PendingUpdate:
         moment = self.moment()
         if moment is None:
             return None
-        if self.clipping is None:
+        if not self.clippings:
             return GradNorm(
                 norm_type=2.0,
                 before_clip=moment.l2.total(model_keys),
                 optimizer_params=moment.l2.total(self.keys),
                 optimizer=self.optimizer,
             )
-        return _clipped_norm(self.clipping, moment.by_order, self.keys, self.optimizer)
+        return _clipped_norm(self.clippings, self.keys, self.optimizer)
 
     def describe(self, model_keys: Collection[int]) -> Update:
         """Return the record's form of this update."""
         return Update(optimizer=self.optimizer, outcome=self.outcome(), grad_norm=self.grad_norm(model_keys), loss_scale=self.loss_scale())
 
 
-def _clipped_norm(clipping: Clipping, before: Measurement, owned: set[int], optimizer: int) -> GradNorm:
-    after = clipping.after.by_order if clipping.after is not None else None
+def _clipped_norm(clippings: Sequence[Clipping], owned: set[int], optimizer: int) -> GradNorm:
+    """Describe the clipping before an update; where there were several (one per part of the model), from the first to the last."""
+    first, last = clippings[0], clippings[-1]
+    taken = set().union(*(clipping.keys for clipping in clippings))
+    before = first.before.by_order
+    after = None if last.after is None else last.after.of_order(first.norm_type)
     return GradNorm(
-        norm_type=clipping.norm_type,
-        max_norm=clipping.max_norm,
-        before_clip=before.total(clipping.keys) if clipping.keys else None,
-        clip_returned=clipping.returned_value,
-        after_clip=after.total(clipping.keys) if after is not None and clipping.keys else None,
-        clipped=clipping.acted(),
+        norm_type=first.norm_type,
+        max_norm=first.max_norm,
+        before_clip=before.total(taken),
+        clip_returned=first.returned_value,
+        after_clip=after.total(taken) if after is not None else None,
+        clipped=_any_known(clipping.acted() for clipping in clippings),
         optimizer_params=before.total(owned),
         optimizer_params_after=after.total(owned) if after is not None else None,
         optimizer=optimizer,
     )
+
+
+def _any_known(answers: Iterable[bool | None]) -> bool | None:
+    """Return whether any answer is yes, or None where none is known."""
+    known = [answer for answer in answers if answer is not None]
+    return any(known) if known else None
 
 
 class StepUpdates:
@@ -169,28 +191,27 @@ class StepUpdates:
 
     def optimizer_step_begins(self, optimizer: Any, scaler: Any, within: PendingUpdate | None) -> PendingUpdate:
         """Note that an optimizer's own step runs; `within` is the update of the `scaler.step` around it, if there is one."""
-        update = within if within is not None else self._begin(optimizer, scaler)
+        if within is None:
+            update = self._begin(optimizer, scaler)
+            update.takes_gradients_as_they_are()
+        else:
+            update = within
         update.ran = True
         return update
 
     def _begin(self, optimizer: Any, scaler: Any) -> PendingUpdate:
         keys = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         update = PendingUpdate(self._table.optimizer_number(optimizer), keys)
-        update.clipping = self._clipping_for(keys)
-        if update.clipping is None:
+        update.clippings = self._clippings_for(keys)
+        if not update.clippings:
             update.before = self._measure([], 2.0, scaler)
         self.all.append(update)
         return update
 
-    def _clipping_for(self, keys: set[int]) -> Clipping | None:
-        """Return the newest clipping that took this optimizer's parameters and belongs to no earlier update of theirs."""
-        used = {id(update.clipping) for update in self.all if update.keys & keys}
-        for clipping in reversed(self.clippings):
-            if id(clipping) in used:
-                return None
-            if clipping.keys & keys or not clipping.keys:
-                return clipping
-        return None
+    def _clippings_for(self, keys: set[int]) -> list[Clipping]:
+        """Return the clippings, oldest first, that took this optimizer's parameters and belong to no earlier update of theirs."""
+        used = {id(clipping) for update in self.all if update.keys & keys for clipping in update.clippings}
+        return [clipping for clipping in self.clippings if id(clipping) not in used and (clipping.keys & keys or not clipping.keys)]
 
     def _measure(self, extra: Sequence[torch.Tensor], norm_type: float, scaler: Any) -> Moment:
         """Measure the gradients of the model, of every known optimizer, and of `extra`, each once."""

@@ -98,6 +98,10 @@ class UpdateEntries(Entries):
             self.ledger.new_optimizer(self.draft.index if self.draft else None, info)
         return number
 
-    def optimizer_number(self, optimizer: Any) -> int | None:
-        """Return an optimizer's number, or None before the model is ready."""
-        return None if self.table is None else self.table.optimizer_number(optimizer)
+    @entry
+    def optimizer_span_begins(self, name: str, optimizer: Any, /, **attributes: Any) -> Span | None:
+        """A phase that concerns one optimizer begins (`unscale`, `zero_grad`)."""
+        if self.draft is None:
+            return None
+        number = self._know(optimizer)
+        return self.draft.spans.begin(name, self.clock.mark(), optimizer=number, **attributes)

@@ -20,7 +20,7 @@ from modelscope.trainers.hooks.priority import Priority, get_priority
 from msprobe.host import seams
 
 if TYPE_CHECKING:
-    from msprobe.host.attach import Attachment
+    from msprobe.host.attachment import Attachment
 
 _STEP_DELEGATES = {
     "before_train_iter": "before_iter",
@@ -85,8 +85,11 @@ class TraceOptimizerProcessor(wrapt.ObjectProxy):  # type: ignore[type-arg]  # o
         attachment = self._self_attachment
         if attachment.session.draft is None or not attachment.session.listens():
             return self.__wrapped__.backward(trainer, loss_keys, *arguments, **keywords)
-        with attachment.backward_seams(self.__wrapped__, loss_keys):
+        attachment.update_begins(self.__wrapped__, loss_keys)
+        try:
             return self.__wrapped__.backward(trainer, loss_keys, *arguments, **keywords)
+        finally:
+            attachment.update_ends()
 
     def __copy__(self) -> Any:
         return copy.copy(self.__wrapped__)
@@ -176,7 +179,7 @@ def optimizer_hooks(trainer: Any) -> list[Any]:
     return [hook for hook in trainer._hooks if isinstance(hook, OptimizerHook)]
 
 
-def bracket(attachment: Attachment, processor: Any, loss_keys: Any) -> seams.BackwardSeams:
+def bracket(attachment: Attachment, processor: Any, loss_keys: list[str]) -> seams.BackwardSeams:
     """Return the seams for one call of a processor's `backward`."""
     outputs = attachment.trainer.train_outputs
     calls = iter(loss_keys)
@@ -191,9 +194,9 @@ def bracket(attachment: Attachment, processor: Any, loss_keys: Any) -> seams.Bac
 
 
 def _attachment_of(trainer: Any) -> Attachment | None:
-    from msprobe.host import attach
+    from msprobe.host.attachment import attachment_of  # it stands above this module
 
-    return attach.attachment_of(trainer)
+    return attachment_of(trainer)
 
 
 def _forget_in_configuration(configuration: Any) -> None:
@@ -201,3 +204,8 @@ def _forget_in_configuration(configuration: Any) -> None:
     hooks = configuration.safe_get("train.hooks", None) if hasattr(configuration, "safe_get") else None
     if isinstance(hooks, list):
         hooks[:] = [entry for entry in hooks if not (isinstance(entry, dict) and entry.get("type") == "TraceHook")]
+
+
+# Importing this module is enough for a configuration that names the hook; a clash of names is reported by `enable()`.
+if "TraceHook" not in HOOKS.modules.get("default", {}):
+    register_trace_hook()

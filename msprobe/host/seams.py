@@ -107,16 +107,18 @@ class UpdateState:
 
 
 class BackwardSeams:
-    """What is in place only while a processor's `backward` runs, as a context manager."""
+    """What is in place only while a processor's `backward` runs."""
 
     def __init__(self, session: Session, state: UpdateState, processor: Any, loss_of: Callable[[Any], str | None]) -> None:
         self._patches = list(_backward_patches(session, state, processor, loss_of))
 
-    def __enter__(self) -> None:
+    def install(self) -> None:
+        """Put the patches in."""
         for patch in self._patches:
             patch.install()
 
-    def __exit__(self, *exception: object) -> None:
+    def remove(self) -> None:
+        """Take the patches out, the last first."""
         for patch in reversed(self._patches):
             patch.remove()
 
@@ -154,7 +156,7 @@ def _traced_zero_grad(session: Session, original: Callable[..., None]) -> Callab
         if not session.listens():
             return original(self, *arguments, **keywords)
         set_to_none = bool(arguments[0] if arguments else keywords.get("set_to_none", True))
-        span = session.span_begins("zero_grad", optimizer=session.optimizer_number(self), set_to_none=set_to_none)
+        span = session.optimizer_span_begins("zero_grad", self, set_to_none=set_to_none)
         original(self, *arguments, **keywords)
         session.span_ends(span)
         return None
@@ -202,7 +204,7 @@ def _traced_unscale(session: Session, state: UpdateState, original: Callable[...
         if not session.listens() or not self.is_enabled() or session.is_within("unscale", "optimizer_step"):
             return original(self, optimizer, *arguments, **keywords)
         state.scaler = self
-        span = session.span_begins("unscale", optimizer=session.optimizer_number(optimizer))
+        span = session.optimizer_span_begins("unscale", optimizer)
         result = original(self, optimizer, *arguments, **keywords)
         session.span_ends(span)
         return result

@@ -64,7 +64,9 @@ def _classes_in(path: Path) -> list[_Class]:
 
 
 def _describe(node: ast.ClassDef) -> _Class:
-    bases = tuple(base.id if isinstance(base, ast.Name) else base.attr for base in node.bases if isinstance(base, (ast.Name, ast.Attribute)))
+    bases = tuple(
+        base.id if isinstance(base, ast.Name) else base.attr for base in node.bases if isinstance(base, (ast.Name, ast.Attribute))
+    )
     registered = any("TRAINERS" in ast.dump(decorator) for decorator in node.decorator_list)
     train = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "train"), None)
     return _Class(node.name, bases, registered, train is not None and not _calls_super_train(train))

@@ -15,7 +15,7 @@ from msprobe.schema import Record, encode
 
 
 class TraceWriter:
-    """An append-only file of records.
+    """An append-only file of records; one that exists already is a `FileExistsError`, any other trouble a warning.
 
     Attributes:
         path: the file.
@@ -34,6 +34,8 @@ class TraceWriter:
     def _open(self) -> int | None:
         try:
             return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            raise
         except OSError as error:
             self._complain(error)
             return None
@@ -78,7 +80,7 @@ class TraceWriter:
 
 def open_rank_file(folder: Path, rank: int, warn: Callable[[str], None]) -> TraceWriter:
     """Return a writer for `rank00000.jsonl`; a second process of the same rank gets `rank00000-<pid>.jsonl`."""
-    plain = folder / f"rank{rank:05d}.jsonl"
-    if plain.exists():
-        plain = folder / f"rank{rank:05d}-{os.getpid()}.jsonl"
-    return TraceWriter(plain, warn)
+    try:
+        return TraceWriter(folder / f"rank{rank:05d}.jsonl", warn)
+    except FileExistsError:
+        return TraceWriter(folder / f"rank{rank:05d}-{os.getpid()}.jsonl", warn)
