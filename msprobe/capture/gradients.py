@@ -109,7 +109,7 @@ def _measure_on_one_device(members: list[torch.Tensor], readback: Readback, resu
         dense.append(reduce.as_dense_real(gradient, result.order))
     slot = readback.put(reduce.norms(dense, result.order))
     result.add(keys, slot)
-    if members[0].device.type == "cpu":
+    if slot.is_known:
         _count(keys, dense, slot.values(), result)
 
 

@@ -16,6 +16,16 @@ from msprobe.capture.clock import device_module
 from msprobe.capture.reduce import accumulation_dtype
 
 
+def is_host(device: torch.device) -> bool:
+    """Tell whether values on a device can be read at once."""
+    return device.type == "cpu"
+
+
+def pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return host memory that a device copies into without waiting; torch's allocator reuses its blocks."""
+    return torch.empty(size, dtype=dtype, pin_memory=True)
+
+
 class Slot:
     """The place of one `put` in the step's results; `values()` is valid once the readback is ready."""
 
@@ -26,6 +36,11 @@ class Slot:
         self._start = start
         self._size = size
         self._found = found
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the values are here already, without waiting for a device."""
+        return self._found is not None
 
     def values(self) -> list[float]:
         """Return the values as Python floats."""
@@ -48,7 +63,7 @@ class Readback:
     def put(self, tensor: torch.Tensor) -> Slot:
         """Keep the elements of a tensor (any shape, any real dtype) for reading; later changes to the tensor do not matter."""
         flat = tensor.detach().reshape(-1)
-        if flat.device.type == "cpu":
+        if is_host(flat.device):
             return Slot(None, 0, flat.numel(), flat.double().tolist())
         buffer = self._buffers.get(flat.device)
         if buffer is None:
@@ -91,7 +106,7 @@ class _DeviceBuffer:
     def launch(self) -> None:
         stacked = torch.cat(self._parts)
         self._parts = []
-        self._host = torch.empty(self._size, dtype=stacked.dtype, pin_memory=True)
+        self._host = pinned(self._size, stacked.dtype)
         self._host.copy_(stacked, non_blocking=True)
         self._arrived = device_module(self._device).Event()
         self._arrived.record()

@@ -82,9 +82,12 @@ class UpdateEntries(Entries):
         """An optimizer's own step is about to run; within `scaler.step` it has no span of its own."""
         if self.draft is None:
             return None
+        is_inner = self.draft.spans.is_within("optimizer_step")
+        if is_inner and (within is None or within.ran):  # a step that calls its parent class's is one step
+            return None
         number = self._know(optimizer)
         self.draft.updates.optimizer_step_begins(optimizer, scaler, within)
-        if self.draft.spans.is_within("optimizer_step"):
+        if is_inner:
             return None
         return self.draft.spans.begin("optimizer_step", self.clock.mark(), optimizer=number)
 
