@@ -1,0 +1,1 @@
+"""One verb a file; `cli` puts them together."""

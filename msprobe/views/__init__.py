@@ -1,0 +1,1 @@
+"""Answers shown: terminal pages and strict JSON. Nothing here reads a trace."""
