@@ -7,6 +7,7 @@ imports neither torch nor ModelScope, and never raises into the interpreter's st
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,15 +16,19 @@ def _say(message: str) -> None:
 
 
 def _enable(trainer_module: object) -> None:
-    import msprobe
-
-    if not hasattr(msprobe, "enable"):
-        _say("'msprobe' here is the package of mindstudio-probe, not of modelscope-probe: the two overwrite each other; nothing is recorded")
-        return
+    """Enable msprobe in the midst of the script's import: nothing but a strict run's failure may come out of here."""
     try:
-        msprobe.enable()
-    except msprobe.MsprobeError as error:
-        _say(f"{error}; nothing is recorded")
+        import msprobe
+
+        if hasattr(msprobe, "enable"):
+            msprobe.enable()
+        else:
+            _say("'msprobe' here is mindstudio-probe's package, not modelscope-probe's: the two overwrite each other; nothing is recorded")
+    except Exception as error:
+        if os.environ.get("MSPROBE_STRICT"):
+            raise
+        kind = "" if type(error).__module__ == "msprobe.errors" else f"{type(error).__name__}: "
+        _say(f"{kind}{error}; nothing is recorded")
 
 
 def _wait_for_trainer() -> None:
@@ -35,7 +40,6 @@ def _wait_for_trainer() -> None:
 def _report_at_exit() -> None:
     """In the process that `msprobe trace` became: say at its end if nothing was traced."""
     import atexit
-    import os
     from pathlib import Path
 
     launcher_pid = os.environ.get("MSPROBE_LAUNCHER_PID")

@@ -15,14 +15,17 @@ from typing import Any
 from msprobe.errors import UsageError
 from msprobe.steps import StepSelection
 
-ROLES = ("param.grad",)
+ROLES = ("param.grad", "module.output")
 DEFAULT_TENSORS = ("param.grad",)
 ENVIRONMENT_PREFIX = "MSPROBE_"
 
 
 @dataclass(frozen=True)
 class TensorPattern:
-    """`ROLE[:GLOB]`: which tensors of a role get statistics. The glob is on the parameter's path; without it, all."""
+    """`ROLE[:GLOB]`: which tensors of a role get statistics.
+
+    The glob is on the parameter's or module's path; without it, all. `@leaf` selects the modules without children.
+    """
 
     role: str
     glob: str = "*"

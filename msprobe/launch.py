@@ -38,7 +38,8 @@ def launch(config: Config, target: Sequence[str]) -> None:
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: there is no such script or command")
     environment = traced_environment(config, target, os.environ)
-    if not config.quiet and environment.get("RANK", "0") == "0":
+    is_outermost = TRACE_VARIABLE not in os.environ
+    if is_outermost and not config.quiet and environment.get("RANK", "0") == "0":
         say(f"recording to {environment['MSPROBE_RUN_DIR']}")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,7 +66,7 @@ def traced_environment(config: Config, target: Sequence[str], environment: Mappi
     """
     settings = dict(environment)
     if TRACE_VARIABLE in settings and config.run_dir is not None:  # `msprobe trace msprobe trace`: the outer one decided
-        return {**settings, **config.to_environment(), LAUNCHER_VARIABLE: str(os.getpid())}
+        return {**settings, **config.to_environment()}
     made = folder.make_run_folder(config.out, config.name, script_name(target), environment)
     settings.update(config.with_arguments({"run_dir": made}).to_environment())
     settings[TRACE_VARIABLE] = "1"

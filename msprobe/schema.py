@@ -1,16 +1,12 @@
-"""Every record of a trace as a typed struct, and how a record becomes a line of JSON and back.
+"""Every record of a trace as a typed struct.
 
 The capture side fills these structs and `trace.writer` writes them; `trace.reader` hands the very same structs to the analysis. Units
-stand in the names (`_ns` nanoseconds, `_bytes`). This module does no input or output and knows neither torch nor ModelScope.
-
-Non-finite floats: JSON has none, and both msgspec and most other encoders write them as `null`, which would lose exactly what a trace
-is for. They are spelled as the strings "NaN", "Infinity" and "-Infinity" (the ProtoJSON convention), and read back as floats.
+stand in the names (`_ns` nanoseconds, `_bytes`). How a record becomes a line of JSON stands in `codec`. This module does no input or
+output and knows neither torch nor ModelScope.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -85,7 +81,7 @@ class Phase(Part, kw_only=True):
     stage: str | UnsetType = UNSET
     hook_index: int | UnsetType = UNSET
     loss_key: str | UnsetType = UNSET
-    optimizer: int | None | UnsetType = UNSET
+    optimizer: int | UnsetType | None = UNSET
     set_to_none: bool | UnsetType = UNSET
 
 
@@ -166,7 +162,10 @@ class Record(msgspec.Struct, kw_only=True, tag_field="kind"):
 
 
 class RunRecord(Record, tag="run", kw_only=True):
-    """The first line: which process this is, with which versions and settings it recorded. `lag_steps`: how many steps may be unread on a device."""
+    """The first line: which process this is, with which versions and settings it recorded.
+
+    `lag_steps` is how many of the newest steps may still be unread on a device.
+    """
 
     schema: int = SCHEMA_VERSION
     run_id: str
@@ -319,63 +318,3 @@ class EndRecord(Record, tag="end", kw_only=True):
 AnyRecord: TypeAlias = (
     RunRecord | ModelRecord | StepRecord | StageRecord | ModuleRecord | TensorRecord | NormsRecord | EventRecord | EndRecord
 )
-
-_encoder = msgspec.json.Encoder()
-# strict=False is what turns the strings "NaN" and "Infinity" into floats where the field is a float.
-_decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
-
-
-def encode(record: Record) -> bytes:
-    """Return the record as one line of strict JSON in UTF-8, with its newline.
-
-    Lone surrogates (file names that are not UTF-8) are written as JSON escapes.
-    """
-    plain = _spell_nonfinite(msgspec.to_builtins(record))
-    try:
-        return _encoder.encode(plain) + b"\n"
-    except UnicodeEncodeError:  # msgspec refuses lone surrogates, the standard library escapes them
-        return json.dumps(plain, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def decode(line: bytes) -> AnyRecord:
-    """Return the record that a line holds.
-
-    Raises:
-        msgspec.MsgspecError: the line is not JSON, or no known record. Unknown fields are ignored.
-    """
-    try:
-        return _decoder.decode(line)
-    except msgspec.DecodeError:
-        if b"\\ud" not in line:
-            raise
-        return _decode_surrogates(line)
-
-
-def _decode_surrogates(line: bytes) -> AnyRecord:
-    """Read a line with lone surrogates, which msgspec calls malformed."""
-    try:
-        plain = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise msgspec.DecodeError(str(error)) from error
-    return msgspec.convert(plain, AnyRecord, strict=False)  # type: ignore[no-any-return]
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _spell_nonfinite(value: Any) -> Any:
-    if type(value) is float:
-        return value if math.isfinite(value) else spell(value)
-    if type(value) is dict:
-        return {key: _spell_nonfinite(item) for key, item in value.items()}
-    if type(value) is list:
-        return [_spell_nonfinite(item) for item in value]
-    return value
-
-
-def spell(value: float) -> str:
-    """Return the ProtoJSON spelling of a non-finite float."""
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe import schema
+from msprobe import codec
 from msprobe.schema import (
     Accumulation,
     EndRecord,
@@ -210,7 +210,7 @@ def small_run(steps: int = 3) -> list[Record]:
 
 
 def lines(records) -> bytes:
-    return b"".join(map(schema.encode, records))
+    return b"".join(map(codec.encode, records))
 
 
 def write_run(folder: Path, records, name: str = "rank00000.jsonl") -> Path:

@@ -9,7 +9,7 @@ import synthetic as made
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msprobe import schema
+from msprobe import codec, schema
 from msprobe.errors import TraceError
 from msprobe.trace import lines as trace_lines
 from msprobe.trace.reader import read
@@ -223,7 +223,7 @@ def test_a_mutated_line_never_stops_the_others(tmp_path, offset, inserted, remov
     data = TRACE[:offset] + inserted + TRACE[min(offset + removed, end) :]
     run = read(made.write_run(tmp_path / "run", data))
     records = list(run.records())
-    others = [record for index, record in enumerate(map(schema.decode, TRACE.splitlines())) if index != line_of_offset]
+    others = [record for index, record in enumerate(map(codec.decode, TRACE.splitlines())) if index != line_of_offset]
     assert [record for record in records if record in others] == others
     assert len(records) + run.files[0].report.count + sum(run.unknown_kinds.values()) in (5, 6)
 

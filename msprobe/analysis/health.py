@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msprobe.analysis.norms import norms_of
-from msprobe.schema import StepRecord, TensorRecord, spell
+from msprobe.codec import spell
+from msprobe.schema import StepRecord, TensorRecord
 
 _JUDGED_ROLES = ("param.grad", "param", "param.update")
 # Findings of more steps than any accumulation spans are not kept: the first ones decide.

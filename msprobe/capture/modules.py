@@ -67,11 +67,15 @@ class ModuleTimer:
         self._open: list[tuple[nn.Module, Call]] = []
         self._inner: set[str] = set()
 
+    def call_of(self, module: nn.Module) -> Call | None:
+        """Return the open call of a module that is being timed."""
+        return self._open[-1][1] if self._open and self._open[-1][0] is module else None
+
     def install(self) -> None:
         """Hook the candidates; a compiled module is left alone, since hooks on it would change what was compiled."""
         for name, module in _candidates(self._model):
-            entered = _StowawayHook(functools.partial(self._entered, name))
-            left = _StowawayHook(self._left)
+            entered = StowawayHook(functools.partial(self._entered, name))
+            left = StowawayHook(self._left)
             self._handles[name] = [module.register_forward_pre_hook(entered), module.register_forward_hook(left)]
 
     def remove(self) -> None:
@@ -104,7 +108,7 @@ class ModuleTimer:
             self._finish(self._open.pop()[1])
 
 
-class _StowawayHook:
+class StowawayHook:
     """A hook that stays behind when its module is pickled or copied: the copy holds a call that does nothing.
 
     `torch.save(model)` and `copy.deepcopy(model)` take a module's hooks along. The copy must neither report to this run nor need msprobe
@@ -115,6 +119,7 @@ class _StowawayHook:
         self._function = function
 
     def __call__(self, *arguments: Any) -> None:
+        """Run the hook."""
         self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,7 +133,7 @@ def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
     level = [("", model)]
     for _ in range(DEPTH):
         level = [
-            (f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children() if not _is_compiled(child)
+            (f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children() if not is_compiled(child)
         ]
         level = [(name, module) for name, module in level if not (id(module) in seen or seen.add(id(module)))]  # type: ignore[func-returns-value]
         found.extend((plain_name(name), module) for name, module in level)
@@ -136,7 +141,8 @@ def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found[:MOST_CANDIDATES]
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module was compiled: a hook added to it now would never fire, or break its graph."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 

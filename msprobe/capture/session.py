@@ -18,6 +18,7 @@ from msprobe.capture.clock import Mark, clock_for, now_ns
 from msprobe.capture.entries import entry
 from msprobe.capture.memory import memory_reader
 from msprobe.capture.modules import Call, ModuleTimer, innermost_module
+from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
 from msprobe.capture.parameters import ParameterTable
 from msprobe.capture.publishing import Publisher
 from msprobe.capture.recorder import Recorder
@@ -45,6 +46,7 @@ class Session(UpdateEntries):
         self._origin: Mark | None = None
         self._model: nn.Module | None = None
         self._timer: ModuleTimer | None = None
+        self._outputs: OutputRecorder | None = None
         self._publisher: Publisher | None = None
         self._on_step = on_step
         self._read_memory = memory_reader(torch.device("cpu"))
@@ -68,6 +70,7 @@ class Session(UpdateEntries):
             self._timer.remove()
         self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
         self._timer.install()
+        self._outputs = OutputRecorder(selected_modules(model, self.recorder.config.tensors), self._selected_begins, self._selected_ends)
         return table
 
     @entry
@@ -98,6 +101,8 @@ class Session(UpdateEntries):
         self.closes()
         if self._timer is not None:
             self._timer.remove()
+        if self._outputs is not None:
+            self._outputs.disarm()
         self._publish_all()
         self.recorder.write(self.ledger.end_record(reason, self.recorder.dropped, self.probe_ns))
 
@@ -160,6 +165,8 @@ class Session(UpdateEntries):
         self.carried_ns = 0
         draft.spans.finish(draft.spans.begin("data_load", began), loaded)
         self.draft = draft
+        if self._outputs is not None and draft.index in self.recorder.config.steps:
+            self._outputs.arm()
 
     @entry
     def forward_begins(self) -> None:
@@ -204,6 +211,26 @@ class Session(UpdateEntries):
     def _module_ends(self, call: Call) -> None:
         call.end = self.clock.mark()
 
+    @entry
+    def _selected_begins(self, name: str, module: nn.Module) -> Call | None:
+        """A module whose output is wanted is entered; one that is timed anyway has its call already."""
+        timed = self._timer.call_of(module) if self._timer is not None else None
+        return timed if timed is not None else self._module_begins(name)
+
+    @entry
+    def _selected_ends(self, call: Call, output: Any) -> None:
+        """A module whose output is wanted returned: measure what it returned."""
+        draft = self.draft
+        if call.end is None:
+            call.end = self.clock.mark()
+        if draft is None:
+            return
+        for path, tensor in tensors_in(output):
+            found = Output(draft.sequence, call.name, call.number, path, tensor)
+            found.measure(tensor, draft.readback)
+            draft.outputs.append(found)
+            draft.sequence += 1
+
     # The ends of steps and stages
 
     def _close_step(self, end: Mark, complete: bool) -> None:
@@ -219,6 +246,8 @@ class Session(UpdateEntries):
         draft.readback.launch()
         if self._timer is not None:
             self._timer.step_ends()
+        if self._outputs is not None:
+            self._outputs.disarm()
         self._publisher.add(draft)
 
     def _publish_all(self) -> None:

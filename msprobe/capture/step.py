@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msprobe.capture.clock import Clock, Mark
 from msprobe.capture.gradients import Measurement
 from msprobe.capture.modules import Call
+from msprobe.capture.outputs import Output
 from msprobe.capture.parameters import ParameterTable, dtype_name
 from msprobe.capture.readback import Readback, Slot
 from msprobe.capture.spans import Spans
@@ -38,6 +39,7 @@ class StepDraft:
         self.learning_rates: list[Slot | float] = []
         self.accumulation: Accumulation | None = None
         self.calls: list[Call] = []
+        self.outputs: list[Output] = []
         self.call_counts: dict[str, int] = {}
         self.sequence = 0
         self.memory = Memory()
@@ -76,8 +78,9 @@ class StepWriter:
         self._table = table
         self._config = config
         self._clock = clock
+        patterns = [pattern for pattern in config.tensors if pattern.role == "param.grad"]
         wanted = [
-            number for number, names in enumerate(table.names) if any(pattern.matches(name) for pattern in config.tensors for name in names)
+            number for number, names in enumerate(table.names) if any(pattern.matches(name) for pattern in patterns for name in names)
         ]
         self._wanted = wanted
         self._ids = None if len(wanted) == len(table.names) else wanted
@@ -89,7 +92,8 @@ class StepWriter:
             record = call.record(self._train, draft.index, draft.start.host_ns, self._clock)
             if record is not None:
                 yield record
-        if draft.updates.all and draft.index in self._config.steps:
+        yield from (output.record(self._train, draft.index) for output in draft.outputs)
+        if self._wanted and draft.updates.all and draft.index in self._config.steps:
             yield from self._gradient_records(draft)
         yield self.step_record(draft)
 

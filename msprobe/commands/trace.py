@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from msprobe import launch
-from msprobe.config import from_environment
+from msprobe.config import ROLES, from_environment
 from msprobe.errors import UsageError
 
 HELP = "record a run, e.g. msprobe trace finetune.py --lr 1e-5, or msprobe trace torchrun --nproc-per-node 2 finetune.py"
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tensors",
         metavar="ROLE[:GLOB]",
         action="append",
-        help="which tensors get statistics, e.g. 'param.grad:unet.down_blocks.*' (default param.grad; repeatable)",
+        help=f"which tensors get statistics; roles are {', '.join(ROLES)}, e.g. 'module.output:unet.*' (default param.grad; repeatable)",
     )
     parser.add_argument(
         "--steps",

@@ -190,7 +190,7 @@ def bracket(attachment: Attachment, processor: Any, loss_keys: list[str]) -> sea
         following = next(calls, None)
         return next((key for key in loss_keys if outputs.get(key) is root), following)
 
-    return seams.BackwardSeams(attachment.session, attachment.update_state, processor, loss_of)
+    return seams.BackwardSeams(attachment.session, attachment.update_state, processor, attachment.optimizers(), loss_of)
 
 
 def _attachment_of(trainer: Any) -> Attachment | None:

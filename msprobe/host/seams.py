@@ -6,7 +6,8 @@
 | the trainer | `invoke_hook` (instance) | `train()` begins | `train()` ends |
 | the trainer | `_hooks` (one `TraceHook` more) | `train()` begins | `train()` ends |
 | each `OptimizerHook` | `processor` (wrapped) | `before_run`, `register_processor` | `train()` ends |
-| `torch.optim.Optimizer` | `zero_grad` | `train()` begins | `train()` ends |
+| `torch.optim.Optimizer`, `torch.nn.Module` | `zero_grad` | `train()` begins | `train()` ends |
+| the optimizer's classes that override it | `zero_grad` | the processor's `backward` begins | it ends |
 | `torch.optim.optimizer` | global step pre- and post-hook | `train()` begins | `train()` ends |
 | `torch.autograd` | `backward` | the processor's `backward` begins | it ends |
 | `OptimizerProcessor` | `clip_grads` | the processor's `backward` begins | it ends |
@@ -22,7 +23,8 @@ everything through.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -59,12 +61,15 @@ class Patch:
 
 
 class RunSeams:
-    """What is in place from `train()`'s begin to its end: every optimizer's step and zero_grad."""
+    """What is in place from `train()`'s begin to its end: every optimizer's step, and zero_grad of optimizers and models."""
 
     def __init__(self, session: Session, state: UpdateState) -> None:
         self._session = session
         self._state = state
-        self._patch = Patch(Optimizer, "zero_grad", _traced_zero_grad(session, Optimizer.zero_grad))
+        self._patches = [
+            Patch(Optimizer, "zero_grad", _traced_zero_grad(session, Optimizer.zero_grad)),
+            Patch(torch.nn.Module, "zero_grad", _traced_zero_grad(session, torch.nn.Module.zero_grad)),
+        ]
         self._handles: list[Any] = []
         self._spans: list[Any] = []
 
@@ -74,11 +79,13 @@ class RunSeams:
             optimizer_module.register_optimizer_step_pre_hook(self._step_begins),
             optimizer_module.register_optimizer_step_post_hook(self._step_ends),
         ]
-        self._patch.install()
+        for patch in self._patches:
+            patch.install()
 
     def remove(self) -> None:
         """Take the hooks and the patch out again."""
-        self._patch.remove()
+        for patch in self._patches:
+            patch.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -109,8 +116,10 @@ class UpdateState:
 class BackwardSeams:
     """What is in place only while a processor's `backward` runs."""
 
-    def __init__(self, session: Session, state: UpdateState, processor: Any, loss_of: Callable[[Any], str | None]) -> None:
-        self._patches = list(_backward_patches(session, state, processor, loss_of))
+    def __init__(
+        self, session: Session, state: UpdateState, processor: Any, optimizers: Iterable[Any], loss_of: Callable[[Any], str | None]
+    ) -> None:
+        self._patches = [*_backward_patches(session, state, processor, loss_of), *_zero_grad_patches(session, optimizers)]
 
     def install(self) -> None:
         """Put the patches in."""
@@ -137,6 +146,13 @@ def _backward_patches(session: Session, state: UpdateState, processor: Any, loss
                 yield Patch(scaler_class, name, wrap(session, state, vars(scaler_class)[name]))
 
 
+def _zero_grad_patches(session: Session, optimizers: Iterable[Any]) -> Iterator[Patch]:
+    classes = dict.fromkeys(cls for optimizer in optimizers for cls in type(optimizer).__mro__ if cls is not Optimizer)
+    for optimizer_class in classes:
+        if "zero_grad" in vars(optimizer_class):
+            yield Patch(optimizer_class, "zero_grad", _traced_zero_grad(session, vars(optimizer_class)["zero_grad"]))
+
+
 def scaler_of(processor: Any) -> Any:
     """Return the gradient scaler that a processor holds now, or None. Asked at every backward: scripts replace it."""
     scaler = getattr(processor, "scaler", None)
@@ -152,11 +168,14 @@ def scaler_classes(processor: Any) -> list[type]:
 
 def _traced_zero_grad(session: Session, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def zero_grad(self: Optimizer, *arguments: Any, **keywords: Any) -> None:
-        if not session.listens():
+    def zero_grad(self: Any, *arguments: Any, **keywords: Any) -> None:
+        if not session.listens() or session.is_within("zero_grad"):
             return original(self, *arguments, **keywords)
         set_to_none = bool(arguments[0] if arguments else keywords.get("set_to_none", True))
-        span = session.optimizer_span_begins("zero_grad", self, set_to_none=set_to_none)
+        if isinstance(self, torch.nn.Module):
+            span = session.span_begins("zero_grad", optimizer=None, set_to_none=set_to_none)
+        else:
+            span = session.optimizer_span_begins("zero_grad", self, set_to_none=set_to_none)
         original(self, *arguments, **keywords)
         session.span_ends(span)
         return None
@@ -170,7 +189,8 @@ def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Ca
         # A backward inside another (reentrant checkpointing) is part of the outer one.
         if not session.listens() or session.is_within("backward"):
             return original(tensors, *arguments, **keywords)
-        span = session.span_begins("backward", loss_key=loss_of(tensors))
+        key = loss_of(tensors)
+        span = session.span_begins("backward", **({} if key is None else {"loss_key": key}))
         result = original(tensors, *arguments, **keywords)
         session.span_ends(span)
         return result
@@ -183,11 +203,14 @@ def _traced_clip(session: Session, state: UpdateState, original: Callable[..., A
     def clip_grads(params: Any, *arguments: Any, **keywords: Any) -> Any:
         if not session.listens():
             return original(params, *arguments, **keywords)
-        # `model.parameters()` is a generator: whoever walks it first leaves nothing for the clipping itself.
-        params = list(params) if isinstance(params, Iterator) else params
-        taken = [params] if isinstance(params, torch.Tensor) else params
+        # `model.parameters()` is a generator: whoever walks it first leaves nothing for the clipping itself. It gets another one, since
+        # torch warns of an empty generator and of nothing else that is empty.
+        taken = [params] if isinstance(params, torch.Tensor) else list(params)
+        handed = (
+            (parameter for parameter in taken) if isinstance(params, GeneratorType) else taken if isinstance(params, Iterator) else params
+        )
         begun = session.clip_begins(taken, _clip_arguments(arguments, keywords), state.scaler)
-        returned = original(params, *arguments, **keywords)
+        returned = original(handed, *arguments, **keywords)
         session.clip_ends(begun, taken, returned, state.scaler)
         return returned
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from msprobe import schema
+from msprobe import codec, schema
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
@@ -63,7 +63,7 @@ def _skip_rest_of_line(file: BinaryIO) -> None:
 def decoded(line: bytes) -> schema.AnyRecord | UnknownKind | Unreadable:
     """Return the record in a line, or why there is none."""
     try:
-        return schema.decode(line)
+        return codec.decode(line)
     except msgspec.ValidationError as error:
         return _unfit(line, str(error))
     except RecursionError:

@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from msprobe.schema import Record, encode
+from msprobe.codec import encode
+from msprobe.schema import Record
 
 
 class TraceWriter:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe.schema import spell
+from msprobe.codec import spell
 
 
 def show_json(answer: Any) -> None:

@@ -17,6 +17,7 @@ from msprobe.analysis.health import BadValue, Health
 from msprobe.analysis.overview import Overview, Tally
 from msprobe.analysis.progress import Progress
 from msprobe.analysis.summary import RankSummary
+from msprobe.schema import RunRecord
 from msprobe.views.layout import Cell, command_line, facts, heading, sentence, table
 from msprobe.views.numbers import duration, number, size
 from msprobe.views.series_table import loss_section, norm_section, setting_section
@@ -261,6 +262,9 @@ def next_commands(path: str, ranks: Sequence[RankSummary], shown: RankSummary) -
     if bad is not None:
         option = f" --rank {bad[0].rank}" if bad[0].rank != ranks[0].rank else ""
         yield f"msprobe show {run} --step {bad[2].step}{option}", "the step with the first bad value"
+        again = _trace_again(shown.header, bad[2].step)
+        if again is not None:
+            yield again, "run again, recording what every module of that step produced"
     elif shown.progress.broken_off and shown.progress.last_step is not None:
         yield f"msprobe show {run} --step {shown.progress.last_step}", "the step that was broken off"
     elif shown.time.slowest_step is not None:
@@ -271,3 +275,10 @@ def next_commands(path: str, ranks: Sequence[RankSummary], shown: RankSummary) -
         yield f"msprobe hooks {run}", "ModelScope's hooks, their order and time"
     else:
         yield "msprobe doctor", "what can be recorded here"
+
+
+def _trace_again(header: RunRecord | None, step: int) -> str | None:
+    """Return the command that records the same script again, with the module outputs of one step."""
+    if header is None or not header.argv or header.argv[0] in ("", "-c"):
+        return None
+    return f"msprobe trace --tensors param.grad --tensors module.output:@leaf --steps {step} {shlex.join(header.argv)}"

@@ -45,7 +45,7 @@ def three_four(length):
     return Repeated([{"x": torch.tensor([3.0, 4.0])}], length)
 
 
-def configuration(folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, hooks=(), batch_size=1, scheduler=None, **train):
+def configuration(folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, hooks=(), batch_size=1, scheduler=None, evaluation=None, **train):
     """Write a training configuration into `folder` and return its path."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +64,7 @@ def configuration(folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, ho
             "checkpoint": {"period": {"interval": 1000, "save_last": False}},
             **train,
         },
+        **({"evaluation": evaluation} if evaluation else {}),
     }
     path = folder / "configuration.json"
     path.write_text(json.dumps(settings))
