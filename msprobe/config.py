@@ -72,6 +72,11 @@ class Config:
     strict: bool = False
     quiet: bool = False
 
+    @property
+    def place(self) -> tuple[Path, str | None, Path | None]:
+        """Where the run goes: settings that differ in it make another run."""
+        return self.out, self.name, self.run_dir
+
     def with_arguments(self, arguments: Mapping[str, Any]) -> Config:
         """Return this config with the given settings replaced; None leaves a setting as it is.
 

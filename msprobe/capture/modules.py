@@ -55,11 +55,14 @@ class ModuleTimer:
     """Times the outermost called candidates below a model.
 
     Args:
-        begin: called when a candidate is entered outside every other; returns the call, or None when this call does not count.
+        begin: called with name and arguments when a candidate is entered outside every other; returns the call, or None when this
+            call does not count.
         finish: called when that call returned.
     """
 
-    def __init__(self, model: nn.Module, begin: Callable[[str], Call | None], finish: Callable[[Call], None]) -> None:
+    def __init__(
+        self, model: nn.Module, begin: Callable[[str, tuple[Any, ...], dict[str, Any]], Call | None], finish: Callable[[Call], None]
+    ) -> None:
         self._model = model
         self._begin = begin
         self._finish = finish
@@ -76,7 +79,11 @@ class ModuleTimer:
         for name, module in _candidates(self._model):
             entered = StowawayHook(functools.partial(self._entered, name))
             left = StowawayHook(self._left)
-            self._handles[name] = [module.register_forward_pre_hook(entered), module.register_forward_hook(left)]
+            # Called also when the module raises: the model may catch that and go on with another child.
+            self._handles[name] = [
+                module.register_forward_pre_hook(entered, with_kwargs=True),
+                module.register_forward_hook(left, always_call=True),
+            ]
 
     def remove(self) -> None:
         """Take every hook out again."""
@@ -85,21 +92,25 @@ class ModuleTimer:
         self._open.clear()
 
     def step_ends(self) -> None:
-        """Forget calls that never returned, and unhook the candidates that turned out to run inside others."""
-        self._open.clear()
-        for name in self._inner:
-            self._unhook(name)
+        """Unhook the candidates that turned out to run inside others, and forget calls that never returned.
+
+        After such a call (an exception that the script caught) it is not certain what ran inside what.
+        """
+        if not self._open:
+            for name in self._inner:
+                self._unhook(name)
         self._inner.clear()
+        self._open.clear()
 
     def _unhook(self, name: str) -> None:
         for handle in self._handles.pop(name, ()):
             handle.remove()
 
-    def _entered(self, name: str, module: nn.Module, arguments: Any) -> None:
+    def _entered(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if self._open:
             self._inner.add(name)
             return
-        call = self._begin(name)
+        call = self._begin(name, arguments, keywords)
         if call is not None:
             self._open.append((module, call))
 
@@ -128,17 +139,14 @@ class StowawayHook:
 
 def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the modules down to `DEPTH` below the model, breadth first, each once, without compiled ones and what lies below them."""
-    found: list[tuple[str, nn.Module]] = []
-    seen = {id(model)}
+    found: dict[int, tuple[str, nn.Module]] = {}
     level = [("", model)]
     for _ in range(DEPTH):
-        level = [
-            (f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children() if not is_compiled(child)
-        ]
-        level = [(name, module) for name, module in level if not (id(module) in seen or seen.add(id(module)))]  # type: ignore[func-returns-value]
-        found.extend((plain_name(name), module) for name, module in level)
-        level = [(f"{name}.", module) for name, module in level]
-    return found[:MOST_CANDIDATES]
+        children = [(f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children()]
+        fresh = [(name, child) for name, child in children if id(child) not in found and not is_compiled(child)]
+        found.update((id(child), (plain_name(name), child)) for name, child in reversed(fresh))
+        level = [(f"{name}.", child) for name, child in fresh]
+    return list(found.values())[:MOST_CANDIDATES]
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -7,6 +7,7 @@ msprobe is noted here: one warning, an event, and the training goes on (with `st
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -88,7 +89,8 @@ class Recorder:
             say(f"recording failed in {where} ({type(error).__name__}: {error}); the training goes on, the trace may lack some values")
         if not seen and len(self._failures) <= MOST_FAILURES_REPORTED:
             message = f"msprobe failed in {where}: {type(error).__name__}: {error}"
-            self.event("probe_error", "error", message, train, step, where=where, error=type(error).__name__)
+            with contextlib.suppress(Exception):  # what failed may be the writing
+                self.event("probe_error", "error", message, train, step, where=where, error=type(error).__name__)
 
     def close(self) -> None:
         """Close the file."""

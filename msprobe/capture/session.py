@@ -16,6 +16,7 @@ from torch import nn
 
 from msprobe.capture.clock import Mark, clock_for, now_ns
 from msprobe.capture.entries import entry
+from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.memory import memory_reader
 from msprobe.capture.modules import Call, ModuleTimer, innermost_module
 from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
@@ -107,11 +108,13 @@ class Session(UpdateEntries):
         self.recorder.write(self.ledger.end_record(reason, self.recorder.dropped, self.probe_ns))
 
     def current_phase(self) -> str | None:
-        """Return the name of what is running: the innermost span's, else the stage's."""
+        """Return the name of what is running: the innermost span's, else the stage's, else, once batches are loaded, that."""
         if self.draft is not None and self.draft.spans.innermost is not None:
             span = self.draft.spans.innermost
             return str(span.attributes["hook"]) if span.name == "hook" else span.name
-        return self._stages[-1].name if self._stages else None
+        if self._stages:
+            return self._stages[-1].name
+        return None if self.table is None else "data_load"
 
     # Stages and hooks
 
@@ -175,11 +178,18 @@ class Session(UpdateEntries):
             self.draft.spans.begin("forward", self.clock.mark())
 
     @entry
-    def forward_ends(self, outputs: Mapping[str, Any] | None, loss_keys: Iterable[str]) -> None:
+    def loss_computed(self, value: Any) -> None:
+        """One of torch's loss functions returned while forward ran."""
+        if self.draft is not None and self.listens():
+            self.draft.loss_terms.loss_computed(value)
+
+    @entry
+    def forward_ends(self, outputs: Mapping[str, Any] | None, loss_keys: Iterable[str], prior_weight: float | None) -> None:
         """`after_train_iter` is about to run its hooks: forward is over; its losses are kept before a hook changes them."""
         if self.draft is None:
             return
         self.draft.spans.finish_all(self.clock.mark())
+        self.draft.loss_terms.prior_weight = prior_weight
         for key, value in (outputs or {}).items():
             if (key in loss_keys or "loss" in key) and _is_scalar(value):
                 self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else float(value)
@@ -196,7 +206,14 @@ class Session(UpdateEntries):
     # Modules
 
     @entry
-    def _module_begins(self, name: str) -> Call | None:
+    def _module_begins(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
+        call = self._call_begins(name)
+        if call is not None and self.draft is not None and is_denoiser(name):
+            self.draft.loss_terms.denoiser_called(call.number, arguments, keywords)
+        return call
+
+    def _call_begins(self, name: str) -> Call | None:
+        """Number and time a call, if it is part of forward."""
         draft = self.draft
         if draft is None or not self.listens() or draft.spans.innermost is None or draft.spans.innermost.name != "forward":
             return None
@@ -215,7 +232,7 @@ class Session(UpdateEntries):
     def _selected_begins(self, name: str, module: nn.Module) -> Call | None:
         """A module whose output is wanted is entered; one that is timed anyway has its call already."""
         timed = self._timer.call_of(module) if self._timer is not None else None
-        return timed if timed is not None else self._module_begins(name)
+        return timed if timed is not None else self._call_begins(name)
 
     @entry
     def _selected_ends(self, call: Call, output: Any) -> None:

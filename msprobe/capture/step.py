@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from msprobe.capture.clock import Clock, Mark
 from msprobe.capture.gradients import Measurement
+from msprobe.capture.loss_terms import LossTerms
 from msprobe.capture.modules import Call
 from msprobe.capture.outputs import Output
 from msprobe.capture.parameters import ParameterTable, dtype_name
@@ -36,6 +37,7 @@ class StepDraft:
         self.readback = Readback()
         self.updates = StepUpdates(table, self.readback)
         self.losses: dict[str, Slot | float | None] = {}
+        self.loss_terms = LossTerms(self.readback)
         self.learning_rates: list[Slot | float] = []
         self.accumulation: Accumulation | None = None
         self.calls: list[Call] = []
@@ -117,6 +119,7 @@ class StepWriter:
             probe_inside_ns=draft.spans.probe_inside_leaves(),
             phases=draft.spans.phases(draft.start.host_ns, self._clock),
             loss={key: loss_value(entry) for key, entry in draft.losses.items()},
+            loss_terms=draft.loss_terms.describe(),
             lr=[loss_value(entry) for entry in draft.learning_rates],
             grad_norm=None if main is None else main.grad_norm,
             accumulation=draft.accumulation,

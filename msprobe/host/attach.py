@@ -83,12 +83,12 @@ def is_enabled() -> bool:
 def _prepare_recorder(config: Config) -> None:
     """Make the run folder at once, so that an unwritable place is an error before anything is installed."""
     recorder = _process.recorder
-    if recorder is not None and recorder.belongs_here():
-        if (recorder.config.out, recorder.config.name, recorder.config.run_dir) == (config.out, config.name, config.run_dir):
-            recorder.config = config
-            return
-        recorder.close()
+    if recorder is not None and recorder.belongs_here() and recorder.config.place == config.place:
+        recorder.config = config
+        return
     _process.recorder = None if environment.is_helper_process() else _new_recorder(config)
+    if recorder is not None and not running():  # a training that is running goes on writing where it began
+        recorder.close()
 
 
 def _new_recorder(config: Config) -> Recorder:
@@ -144,11 +144,14 @@ def _attach(trainer: Any) -> Attachment | None:
     """Attach to a trainer, or leave it alone: msprobe is disabled, it is attached already, or attaching failed."""
     if _process.config is None or attachment_of(trainer) is not None:
         return None
+    attachment = None
     try:
         recorder = _recorder_for_train()
         attachment = Attachment(trainer, recorder, environment.progress(recorder))
         attachment.attach()
     except Exception as error:
+        if attachment is not None:
+            _detach(attachment, "exception")
         if _process.config.strict:
             raise
         say(f"this training is not recorded ({type(error).__name__}: {error}); it goes on without")

@@ -7,12 +7,13 @@ processor's `backward`. It tells the session what happens and installs what `hos
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
+from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.session import Session
+from msprobe.capture.spans import Span
 from msprobe.host import hooks as host_hooks
 from msprobe.host import seams
 from msprobe.host.hooks import TraceHook, TraceOptimizerProcessor
@@ -59,10 +60,11 @@ class Attachment:
         self.has_begun = False
         self._recorder = recorder
         self._run_seams = seams.RunSeams(self.session, self.update_state)
-        self._shadow = seams.Patch(trainer, "invoke_hook", types.MethodType(host_hooks.invoke_hook, trainer))
+        self._shadow = seams.Patch(trainer, "invoke_hook", host_hooks.InvokeHook(trainer))
         self._hook: TraceHook | None = None
         self._stage_depth = 0
         self._backward_seams: list[seams.BackwardSeams] = []
+        self._forward_seams: seams.ForwardSeams | None = None
         self._wanted_end: EndReason | None = None
 
     def attach(self) -> None:
@@ -78,10 +80,12 @@ class Attachment:
         """Take everything out, in the opposite order, and close the session. Doing it twice does nothing."""
         if _running.pop(id(self.trainer), None) is None:
             return
+        if self._forward_seams is not None:
+            self._forward_seams.remove()
         self._run_seams.remove()
         self._shadow.remove()
         for hook in host_hooks.optimizer_hooks(self.trainer):
-            if isinstance(type(hook.processor), type) and type(hook.processor) is TraceOptimizerProcessor:
+            if type(hook.processor) is TraceOptimizerProcessor:
                 hook.set_processor(hook.processor.__wrapped__)
         if self._hook is not None and self._hook in self.trainer._hooks:
             self.trainer._hooks.remove(self._hook)
@@ -103,6 +107,8 @@ class Attachment:
         model = unwrapped_model(self.trainer)
         if self.session.model_is_ready(model, self.optimizers()) is not None:
             self.has_begun = True
+            if any(is_denoiser(name) for name, _ in model.named_children()):
+                self._forward_seams = seams.ForwardSeams(self.session)
             self._recorder.write(self._describe(model))
 
     @shielded
@@ -141,7 +147,9 @@ class Attachment:
         if stage == "before_train_iter" and self.session.draft is None:
             self.session.step_begins(self.trainer.epoch, self.trainer.iter, getattr(self.trainer, "cumulative_iters", None))
         elif stage == "after_train_iter" and self._stage_depth == 1:
-            self.session.forward_ends(getattr(self.trainer, "train_outputs", None), self._loss_keys())
+            if self._forward_seams is not None:
+                self._forward_seams.remove()
+            self.session.forward_ends(getattr(self.trainer, "train_outputs", None), self._loss_keys(), prior_weight_of(self.trainer))
         else:
             self.session.stage_begins(stage)
 
@@ -149,6 +157,8 @@ class Attachment:
     def stage_ends(self, stage: str) -> None:
         """A stage's hooks have run."""
         if stage == "before_train_iter" and self._stage_depth == 0:
+            if self._forward_seams is not None:
+                self._forward_seams.install()
             self.session.forward_begins()
         elif stage == "after_train_iter" and self._stage_depth == 0:
             self.session.step_ends()
@@ -156,6 +166,11 @@ class Attachment:
             self.session.stage_ends(stage)
         if self._wanted_end is not None and not self._stage_depth:
             self.detach(self._wanted_end)
+
+    @shielded
+    def hook_ends(self, begun: Span | int | None, index: int, hook: Any) -> None:
+        """A hook has run; `begun` is what the session answered when it began."""
+        self.session.hook_ends(begun, index, type(hook).__name__, host_hooks.priority_of(hook))
 
     def leaves_stage(self) -> None:
         """A stage was left, normally or by an exception."""
@@ -178,6 +193,12 @@ class Attachment:
             optimizers=table.describe_optimizers(),
             parameters=table.describe_parameters(),
         )
+
+
+def prior_weight_of(trainer: Any) -> float | None:
+    """Return the weight of the prior loss where a Dreambooth trainer preserves a prior, else None."""
+    weight = getattr(trainer, "prior_loss_weight", None)
+    return float(weight) if getattr(trainer, "with_prior_preservation", False) and isinstance(weight, (int, float)) else None
 
 
 def unwrapped_model(trainer: Any) -> Any:

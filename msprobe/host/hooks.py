@@ -119,22 +119,38 @@ def register_trace_hook() -> None:
         )
 
 
-def invoke_hook(trainer: Any, fn_name: str) -> None:
-    """Stand in for `EpochBasedTrainer.invoke_hook` on one traced trainer, timing every hook.
+class InvokeHook:
+    """Stands in for one traced trainer's `invoke_hook`, timing every hook; a pickled or copied trainer gets its own method back.
 
-    Bound to the instance under the same name, so a pickled trainer gets the original back. The loop is the original's
-    (modelscope/trainers/trainer.py, `invoke_hook`): over the live list, each hook that has the stage.
+    The loop is ModelScope's (modelscope/trainers/trainer.py, `invoke_hook`): over the live list, each hook that has the stage. A trainer
+    with an `invoke_hook` of its own keeps it, and only its stages are timed.
     """
-    attachment = _attachment_of(trainer)
-    if attachment is None or not attachment.session.listens():
-        type(trainer).invoke_hook(trainer, fn_name)
-        return
-    attachment.stage_begins(fn_name)
-    try:
-        _run_hooks(attachment, trainer, fn_name)
-    finally:
-        attachment.leaves_stage()
-    attachment.stage_ends(fn_name)
+
+    def __init__(self, trainer: Any) -> None:
+        from modelscope.trainers.trainer import EpochBasedTrainer
+
+        self._trainer = trainer
+        self._original = trainer.invoke_hook
+        self._is_modelscopes = getattr(self._original, "__func__", None) is EpochBasedTrainer.invoke_hook
+
+    def __call__(self, fn_name: str) -> None:
+        """Run a stage's hooks, timed."""
+        attachment = _attachment_of(self._trainer)
+        if attachment is None or not attachment.session.listens():
+            self._original(fn_name)
+            return
+        attachment.stage_begins(fn_name)
+        try:
+            if self._is_modelscopes:
+                _run_hooks(attachment, self._trainer, fn_name)
+            else:
+                self._original(fn_name)
+        finally:
+            attachment.leaves_stage()
+        attachment.stage_ends(fn_name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._trainer, "invoke_hook")
 
 
 def _run_hooks(attachment: Attachment, trainer: Any, stage: str) -> None:
@@ -150,7 +166,7 @@ def _run_hooks(attachment: Attachment, trainer: Any, stage: str) -> None:
         name = type(hook).__name__
         begun = session.hook_begins(index, name, stage)
         getattr(hook, stage)(trainer)
-        session.hook_ends(begun, index, name, priority_of(hook))
+        attachment.hook_ends(begun, index, hook)
 
 
 def acts(hook: Any, stage: str) -> bool:

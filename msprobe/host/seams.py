@@ -13,6 +13,7 @@
 | `OptimizerProcessor` | `clip_grads` | the processor's `backward` begins | it ends |
 | `torch.nn.utils`, `torch.nn.utils.clip_grad` | `clip_grad_norm_` | the processor's `backward` begins | it ends |
 | the scaler's classes | `unscale_`, `step`, `update` | the processor's `backward` begins | it ends |
+| `torch.nn.functional` | the loss functions | a diffusion model's forward begins | it ends |
 | the model's children | forward hooks | `before_run` | `train()` ends |
 
 The first four rows are `host.attach` and `host.hooks`, the last is `capture.modules`, the rest is here. Nothing here measures: it tells the
@@ -34,6 +35,7 @@ from torch.optim import optimizer as optimizer_module
 from msprobe.capture.session import Session
 from msprobe.capture.updates import PendingUpdate
 
+LOSS_FUNCTIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _MISSING = object()
 
 
@@ -103,6 +105,24 @@ class RunSeams:
             if begun is optimizer:
                 self._session.span_ends(span)
                 return
+
+
+class ForwardSeams:
+    """What is in place while forward runs: torch's loss functions, of which a diffusion trainer keeps only the sum."""
+
+    def __init__(self, session: Session) -> None:
+        functional = torch.nn.functional
+        self._patches = [Patch(functional, name, _watched_loss(session, vars(functional)[name])) for name in LOSS_FUNCTIONS]
+
+    def install(self) -> None:
+        """Put the patches in."""
+        for patch in self._patches:
+            patch.install()
+
+    def remove(self) -> None:
+        """Take the patches out."""
+        for patch in self._patches:
+            patch.remove()
 
 
 class UpdateState:
@@ -181,6 +201,16 @@ def _traced_zero_grad(session: Session, original: Callable[..., None]) -> Callab
         return None
 
     return zero_grad
+
+
+def _watched_loss(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def loss_function(*arguments: Any, **keywords: Any) -> Any:
+        value = original(*arguments, **keywords)
+        session.loss_computed(value)
+        return value
+
+    return loss_function
 
 
 def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Callable[[Any], str | None]) -> Callable[..., Any]:

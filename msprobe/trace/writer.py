@@ -51,8 +51,8 @@ class TraceWriter:
         line = encode(record)
         try:
             written = os.write(self._descriptor, line)
-            if written < len(line):  # a full disk takes what fits: the next write would say why, but the line is torn already
-                raise OSError(28, "only part of a record could be written")
+            while written < len(line):  # a full disk takes what fits; the next write says why it was full
+                written += os.write(self._descriptor, line[written:])
             self._size += written
         except OSError as error:
             self.dropped += 1
