@@ -15,6 +15,10 @@ def _say(message: str) -> None:
     print(f"msprobe: {message}", file=sys.stderr)
 
 
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")
+
+
 def _enable(trainer_module: object) -> None:
     """Enable msprobe in the midst of the script's import: nothing but a strict run's failure may come out of here."""
     try:
@@ -25,7 +29,7 @@ def _enable(trainer_module: object) -> None:
         else:
             _say("'msprobe' here is mindstudio-probe's package, not modelscope-probe's: the two overwrite each other; nothing is recorded")
     except Exception as error:
-        if os.environ.get("MSPROBE_STRICT"):
+        if _is_on("MSPROBE_STRICT"):
             raise
         kind = "" if type(error).__module__ == "msprobe.errors" else f"{type(error).__name__}: "
         _say(f"{kind}{error}; nothing is recorded")
@@ -46,7 +50,12 @@ def _report_at_exit() -> None:
     if launcher_pid == str(os.getpid()) and "MSPROBE_RUN_DIR" in os.environ:
         from msprobe.untraced import report
 
-        atexit.register(report, Path(os.environ["MSPROBE_RUN_DIR"]), bool(os.environ.get("MSPROBE_QUIET")), launcher_pid)
+        atexit.register(
+            report,
+            Path(os.environ["MSPROBE_RUN_DIR"]),
+            _is_on("MSPROBE_QUIET"),
+            launcher_pid,
+        )
 
 
 try:

@@ -53,8 +53,22 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("modelscope-probe")
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(_load(_HOMES[name]), name)
     raise AttributeError(f"module 'msprobe' has no attribute {name!r}")
+
+
+def _load(home: str) -> Any:
+    """Import a module of msprobe; where it needs ModelScope and that cannot be imported, say so."""
+    import importlib
+
+    from msprobe.errors import HostError
+
+    try:
+        return importlib.import_module(home)
+    except Exception as error:  # ModelScope's lazy loader turns a failed import into a RuntimeError
+        if not home.startswith("msprobe.host."):
+            raise
+        raise HostError.of_import(error) from error
 
 
 def __dir__() -> list[str]:

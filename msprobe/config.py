@@ -148,8 +148,8 @@ def _read_name(value: Any) -> str:
 
 
 def _read_tensors(value: Any) -> tuple[TensorPattern, ...]:
-    texts = [part for part in value.split("\n") if part] if isinstance(value, str) else list(value)
-    if not all(isinstance(text, str) for text in texts):
+    texts = [part for part in value.split("\n") if part] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"tensors is a list of ROLE[:GLOB] strings, not {value!r}")
     return tuple(TensorPattern.parse(text) for text in texts)
 

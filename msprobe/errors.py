@@ -8,6 +8,10 @@ MsprobeError
 
 from __future__ import annotations
 
+import sys
+
+OLDEST_MODELSCOPE = "1.9.5"
+
 
 class MsprobeError(Exception):
     """The root of all errors that msprobe raises on purpose."""
@@ -23,3 +27,25 @@ class TraceError(MsprobeError):
 
 class HostError(MsprobeError):
     """ModelScope or torch is missing, too old, or cannot be imported; the original error is the cause."""
+
+    @classmethod
+    def of_import(cls, error: Exception) -> HostError:
+        """Return what to raise from the error that importing ModelScope or torch ended with."""
+        text = " ".join(str(error).split())
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing in ("modelscope", "torch"):
+            return cls(f"{missing} is not installed in {sys.prefix}; msprobe traces trainings of an existing ModelScope install ({text})")
+        if missing.startswith("modelscope."):
+            return cls.of_old_modelscope()
+        return cls(f"ModelScope's trainer cannot be imported: {type(error).__name__}: {text}")
+
+    @classmethod
+    def of_old_modelscope(cls) -> HostError:
+        """Return what to raise where ModelScope lacks what msprobe needs."""
+        import importlib.metadata  # slow to import, and seldom needed
+
+        try:
+            version = importlib.metadata.version("modelscope")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(of unknown version)"
+        return cls(f"modelscope {version} is too old to be traced; msprobe needs {OLDEST_MODELSCOPE} or later")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from msprobe.errors import TraceError
 from msprobe.schema import AnyRecord
 from msprobe.trace.reader import read
 
@@ -25,14 +26,28 @@ def capture(**settings: Any) -> Iterator[list[AnyRecord]]:
     Yields:
         A list that is empty inside the block and filled, in the order of the file, when it ends.
     """
-    from msprobe.host.attach import disable, enable
+    from msprobe.host import attach
 
     records: list[AnyRecord] = []
+    before = attach.current_config()
     with tempfile.TemporaryDirectory(prefix="msprobe-") as folder:
-        enable(**{"strict": True, "quiet": True, **settings, "out": folder, "name": "capture"})
+        run = Path(folder) / "capture"
+        attach.enable(**{"strict": True, "quiet": True, **settings, "run_dir": run})
         try:
             yield records
         finally:
-            disable()
-            for path in sorted(Path(folder).glob("capture*/rank*.jsonl")):
-                records.extend(read(path).records())
+            attach.disable()
+            records.extend(_read_all(run))
+            if before is not None:
+                attach.enable_with(before)
+
+
+def _read_all(run: Path) -> list[AnyRecord]:
+    """Return the records of a run folder, of which each line must be readable; a block that trained nothing has none."""
+    if not any(run.glob("rank*.jsonl")):
+        return []
+    trace = read(run)
+    found = list(trace.records())
+    if trace.damage:
+        raise TraceError(f"{trace.damage[0].file}: line {trace.damage[0].line} cannot be read: {trace.damage[0].reason}")
+    return found

@@ -15,8 +15,8 @@ _VOLATILE = [
 
 
 def without_times(text):
-    """Return a log with times, paces and the run's own folder taken out, and msprobe's own lines dropped."""
-    lines = [line for line in text.splitlines() if not line.startswith("msprobe:")]
+    """Return a log with times, paces and the run's own folder taken out; msprobe's own lines and progress bars, drawn by time, dropped."""
+    lines = [line for line in text.splitlines() if not line.startswith("msprobe:") and "%|" not in line]
     for index, line in enumerate(lines):
         for pattern, replacement in _VOLATILE:
             line = pattern.sub(replacement, line)

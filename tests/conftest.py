@@ -54,7 +54,7 @@ def strict_records(path):
     def refuse(constant):
         raise ValueError(f"{constant} is not JSON")
 
-    lines = Path(path).read_bytes().decode("utf-8").splitlines()
+    lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 

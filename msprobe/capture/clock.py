@@ -35,6 +35,12 @@ class Clock(Protocol):
     def device_ns(self, start: Mark, end: Mark) -> int | None:
         """Return the device time between two completed marks in nanoseconds, or None where the device has no clock."""
 
+    def has_reached(self, mark: Mark) -> bool:
+        """Tell whether the device has got to a mark; never waits."""
+
+    def wait_for(self, mark: Mark) -> None:
+        """Wait until the device has got to a mark."""
+
     def release(self, marks: list[Mark]) -> None:
         """Give the marks' events back for reuse; the marks may not be read afterwards."""
 
@@ -50,6 +56,13 @@ class HostClock:
         """Return None: the host has no device clock."""
         return None
 
+    def has_reached(self, mark: Mark) -> bool:
+        """Return True: the host is where it is."""
+        return True
+
+    def wait_for(self, mark: Mark) -> None:
+        """Do nothing: there is nothing to wait for."""
+
     def release(self, marks: list[Mark]) -> None:
         """Do nothing: host marks hold no events."""
 
@@ -62,15 +75,19 @@ class DeviceClock:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._module = device_module(device)
         self._free: list[Any] = []
 
     def mark(self) -> Mark:
-        """Return this moment, recording an event on the current stream."""
+        """Return this moment, recording an event on the current stream of the model's device.
+
+        That need not be the current device: ModelScope's `device='gpu:1'` moves the model there and leaves the current one at 0.
+        """
         if _is_capturing(self._module):
             return Mark(now_ns())
         event = self._free.pop() if self._free else self._module.Event(enable_timing=True)
-        event.record()
+        event.record(self._module.current_stream(self._device))
         return Mark(now_ns(), event)
 
     def device_ns(self, start: Mark, end: Mark) -> int | None:
@@ -78,6 +95,15 @@ class DeviceClock:
         if start.event is None or end.event is None or not end.event.query():
             return None
         return int(start.event.elapsed_time(end.event) * 1e6)
+
+    def has_reached(self, mark: Mark) -> bool:
+        """Tell whether a mark's event has completed."""
+        return mark.event is None or bool(mark.event.query())
+
+    def wait_for(self, mark: Mark) -> None:
+        """Wait for a mark's event."""
+        if mark.event is not None:
+            mark.event.synchronize()
 
     def release(self, marks: list[Mark]) -> None:
         """Take the marks' events back into the pool, each once though neighbours share marks."""

@@ -60,6 +60,11 @@ class Ledger:
             )
             self._recorder.event("clip_saw_scaled", "warning", message, self._train, step, parameters=names[:100], count=len(names))
 
+    def compiled(self) -> None:
+        """Say that the model is compiled, so that its modules cannot be looked into."""
+        message = "the model is compiled: a hook would change what was compiled, so its modules are neither timed nor measured"
+        self._recorder.event("compiled_model", "info", message, self._train)
+
     def new_optimizer(self, step: int | None, info: OptimizerInfo) -> None:
         """Say that an optimizer appeared which was not there at the start."""
         message = f"optimizer {info.id} ({info.class_}) appeared in mid-run"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from msprobe.capture.readback import Readback, Slot
 from msprobe.schema import LossTerm
@@ -70,6 +71,6 @@ class LossTerms:
         )
 
 
-def is_denoiser(name: str) -> bool:
-    """Tell whether a child of the root model is the one that predicts the noise, by the name that ModelScope and diffusers give it."""
-    return name in DENOISERS
+def is_denoiser(name: str, module: nn.Module) -> bool:
+    """Tell whether a child of the root model is one of diffusers' models that predict the noise (other libraries use the names too)."""
+    return name in DENOISERS and any(cls.__module__.startswith("diffusers.") for cls in type(module).__mro__)

@@ -55,13 +55,16 @@ class ModuleTimer:
     """Times the outermost called candidates below a model.
 
     Args:
-        begin: called with name and arguments when a candidate is entered outside every other; returns the call, or None when this
+        begin: called with name, module and arguments when a candidate is entered outside every other; returns the call, or None when this
             call does not count.
         finish: called when that call returned.
     """
 
     def __init__(
-        self, model: nn.Module, begin: Callable[[str, tuple[Any, ...], dict[str, Any]], Call | None], finish: Callable[[Call], None]
+        self,
+        model: nn.Module,
+        begin: Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Call | None],
+        finish: Callable[[Call], None],
     ) -> None:
         self._model = model
         self._begin = begin
@@ -110,7 +113,7 @@ class ModuleTimer:
         if self._open:
             self._inner.add(name)
             return
-        call = self._begin(name, arguments, keywords)
+        call = self._begin(name, module, arguments, keywords)
         if call is not None:
             self._open.append((module, call))
 
@@ -140,7 +143,7 @@ class StowawayHook:
 def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the modules down to `DEPTH` below the model, breadth first, each once, without compiled ones and what lies below them."""
     found: dict[int, tuple[str, nn.Module]] = {}
-    level = [("", model)]
+    level = [] if is_compiled(model) else [("", model)]
     for _ in range(DEPTH):
         children = [(f"{prefix}{name}", child) for prefix, parent in level for name, child in parent.named_children()]
         fresh = [(name, child) for name, child in children if id(child) not in found and not is_compiled(child)]

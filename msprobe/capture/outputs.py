@@ -129,6 +129,8 @@ class OutputRecorder:
 def selected_modules(model: nn.Module, patterns: Sequence[TensorPattern]) -> list[tuple[str, nn.Module]]:
     """Return the modules whose outputs are wanted, by path; compiled ones cannot be hooked and are left out."""
     wanted = [pattern for pattern in patterns if pattern.role == "module.output"]
+    if is_compiled(model):
+        return []
     return [
         (plain_name(name), module)
         for name, module in model.named_modules()

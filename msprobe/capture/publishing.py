@@ -1,7 +1,7 @@
 """Steps that are over but whose values have not arrived yet, and their way into the file.
 
-On CPU a step is published when it ends. On a device its values are on their way for one step more; a queue that grows beyond
-`MOST_UNREAD_STEPS` is waited for, so that memory stays bounded.
+On CPU a step is published when it ends. On a device its values are on their way for one step more. A device that is further behind is
+waited for: what a killed run may lose is the newest `LAG_STEPS` steps and no more (ModelScope itself waits once a step, for the loss).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msprobe.capture.recorder import Recorder
 from msprobe.capture.step import StepDraft, StepWriter
 from msprobe.schema import StepRecord
 
-MOST_UNREAD_STEPS = 64
+LAG_STEPS = 1
 
 
 class Publisher:
@@ -34,18 +34,22 @@ class Publisher:
     def add(self, draft: StepDraft) -> None:
         """Take a step that is over, and publish what has arrived."""
         self._unread.append(draft)
-        if len(self._unread) > MOST_UNREAD_STEPS:
-            self._unread[0].readback.wait()
-        while self._unread and self._unread[0].readback.ready():
+        while len(self._unread) > LAG_STEPS or (self._unread and self._has_arrived(self._unread[0])):
             self._publish(self._unread.popleft())
 
     def finish(self) -> None:
         """Publish everything, waiting for what has not arrived."""
         while self._unread:
-            self._unread[0].readback.wait()
             self._publish(self._unread.popleft())
 
+    def _has_arrived(self, draft: StepDraft) -> bool:
+        return draft.readback.ready() and (draft.end is None or self._clock.has_reached(draft.end))
+
     def _publish(self, draft: StepDraft) -> None:
+        if not self._has_arrived(draft):
+            draft.readback.wait()
+            if draft.end is not None:
+                self._clock.wait_for(draft.end)
         for record in self._writer.records_of(draft):
             self._recorder.write(record)
             if isinstance(record, StepRecord):

@@ -80,7 +80,7 @@ class Readback:
         return all(buffer.ready() for buffer in self._buffers.values())
 
     def wait(self) -> None:
-        """Wait for the copies: only at the end of a run, or when the queue of unread steps is full."""
+        """Wait for the copies: only at the end of a run, or when a device is more than a step behind."""
         for buffer in self._buffers.values():
             buffer.wait()
 
@@ -108,8 +108,9 @@ class _DeviceBuffer:
         self._parts = []
         self._host = pinned(self._size, stacked.dtype)
         self._host.copy_(stacked, non_blocking=True)
-        self._arrived = device_module(self._device).Event()
-        self._arrived.record()
+        module = device_module(self._device)
+        self._arrived = module.Event()
+        self._arrived.record(module.current_stream(self._device))
 
     def ready(self) -> bool:
         return self._arrived is not None and bool(self._arrived.query())

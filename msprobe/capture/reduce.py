@@ -4,21 +4,21 @@ Gradient measurement (`capture.gradients`) calls this with all of a model's grad
 nothing here reads a value from an accelerator.
 
 How a norm stays both cheap and exact. A float32 norm over a whole tensor drifts (1e-5 at 10^6 elements, 1e-2 at 10^8: each vector lane
-adds thousands of squares), and float64 throughout costs three times as much. So on CPU a tensor is reduced in float32 over rows of
-`ROW` elements, and the rows are combined in float64; the worst case, all elements equal, stays below 5e-7. Tensors of at most a row
-take part in one foreach call for the whole model. A total that overflowed, underflowed or is not a number is reduced again in float64,
-scaled by its largest element. On an accelerator the accumulation is float64 where the device has it, in one foreach call.
+adds thousands of squares), and float64 throughout costs three times as much where bandwidth counts. So on CPU tensors of at most `LONG`
+elements, most of a model, are reduced in float64 by one foreach call; a longer one in float32 over rows of `ROW` elements, which are
+combined in float64 (the worst case, all elements equal, stays below 7e-7), and again in float64 if that overflowed or underflowed. On an
+accelerator the accumulation is float64 where the device has it, in one foreach call.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import torch
 
 ROW = 1024
+LONG = 32_768
 # Outside this range a float32 sum of squares has lost digits to overflow or underflow.
 _TRUSTED = (1e-15, 1e18)
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -70,44 +70,49 @@ def norms(tensors: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
 
 
 def _norms_on_cpu(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
-    quick = [index for index, tensor in enumerate(tensors) if order == 2.0 and tensor.dtype in _NARROW and tensor.numel()]
-    if len(quick) == len(tensors):
-        return _mend(_l2_by_rows(tensors), tensors)
     result = torch.empty(len(tensors), dtype=torch.float64)
-    if quick:
-        members = [tensors[index] for index in quick]
-        result[quick] = _mend(_l2_by_rows(members), members)
-    for index in set(range(len(tensors))).difference(quick):
-        result[index] = _norm_in_float64(tensors[index], order)
+    short: list[int] = []
+    long: list[int] = []
+    for index, tensor in enumerate(tensors):
+        if order != 2.0 or tensor.dtype not in _NARROW or not tensor.numel():
+            result[index] = _norm_in_float64(tensor, order)
+        else:
+            (long if tensor.numel() > LONG else short).append(index)
+    if short:
+        result[short] = torch.stack(_foreach_norms([tensors[index] for index in short], 2.0, torch.float64))
+    if long:
+        result[long] = _l2_of_long([tensors[index] for index in long])
     return result
 
 
-def _l2_by_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the l2 of non-empty narrow tensors: float32 within rows of `ROW` elements, float64 across them."""
-    rows: list[torch.Tensor] = []
-    short: list[torch.Tensor] = []
-    for tensor in tensors:
-        whole = tensor.numel() // ROW * ROW
-        if not whole:
-            short.append(tensor)
-            continue
-        flat = _flat(tensor)
-        rows.append(torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=torch.float32))
-        if whole < flat.numel():
-            short.append(flat[whole:])
-    if short:
-        rows.append(torch.stack(torch._foreach_norm(short, 2, dtype=torch.float32)))
-    squares = torch.cat(rows).double().square_()
-    owners = _owners(tuple(tensor.numel() for tensor in tensors))
-    return torch.zeros(len(tensors), dtype=torch.float64).index_add_(0, owners, squares).sqrt_()
+def _foreach_norms(tensors: list[torch.Tensor], order: float, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Reduce many tensors in one call, accumulating in `dtype`; torch before 2.4 has no such argument and takes them one by one."""
+    try:
+        return list(torch._foreach_norm(tensors, order, dtype=dtype))
+    except TypeError:
+        return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
-@functools.lru_cache(maxsize=16)
-def _owners(sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return, for each norm that `_l2_by_rows` takes, the index of its tensor: whole rows first, then the short pieces."""
-    whole = [index for index, size in enumerate(sizes) for _ in range(size // ROW)]
-    short = [index for index, size in enumerate(sizes) if size % ROW]
-    return torch.tensor(whole + short)
+def _l2_of_long(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the l2 of narrow tensors by rows; what float32 could not hold is reduced again in float64.
+
+    Looks at the values, which on CPU waits for nothing.
+    """
+    result = torch.stack([_l2_by_rows(tensor) for tensor in tensors])
+    low, high = _TRUSTED
+    for index, value in enumerate(result.tolist()):
+        if not low < value < high:
+            result[index] = _norm_in_float64(tensors[index], 2.0)
+    return result
+
+
+def _l2_by_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the l2 of a narrow tensor: float32 within rows of `ROW` elements, float64 across them."""
+    flat = _flat(tensor)
+    whole = flat.numel() // ROW * ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1, dtype=torch.float32).double()
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=torch.float64)
+    return torch.sqrt(torch.dot(rows, rows) + rest.square())
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,15 +134,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _mend(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Reduce again in float64 what float32 could not hold. Reads values, which on CPU waits for nothing."""
-    low, high = _TRUSTED
-    for index, value in enumerate(result.tolist()):
-        if not low < value < high:
-            result[index] = _norm_in_float64(tensors[index], 2.0)
-    return result
-
-
 def _norm_in_float64(tensor: torch.Tensor, order: float) -> float:
     """Return a CPU tensor's norm in float64, scaled by its largest element so that no power overflows or vanishes."""
     if tensor.numel() == 0:
@@ -156,7 +152,7 @@ def _norms_on_device(tensors: Sequence[torch.Tensor], order: float) -> torch.Ten
     result = torch.zeros(len(tensors), dtype=accumulate, device=tensors[0].device)
     for group in _by_dtype(tensors, filled):
         members = [tensors[index] for index in group]
-        found = torch._foreach_norm(members, order, dtype=accumulate)
+        found = _foreach_norms(members, order, accumulate)
         result[torch.tensor(group).to(result.device, non_blocking=True)] = torch.stack(found)
     return result
 
@@ -178,6 +174,11 @@ def compose(parts: Sequence[float], order: float) -> float:
 
     NaN in any part makes the whole NaN; the whole of nothing is 0.
     """
+    largest = math.nan if any(math.isnan(part) for part in parts) else max(parts, default=0.0)
+    if order == math.inf or largest == 0.0 or not math.isfinite(largest):
+        return largest if order > 0 else _norm_in_float64(torch.tensor(parts, dtype=torch.float64), order)
+    if order == 2.0:
+        return largest * math.sqrt(math.fsum((part / largest) ** 2 for part in parts))
     return _norm_in_float64(torch.tensor(parts, dtype=torch.float64), order)
 
 

@@ -18,7 +18,7 @@ from msprobe.capture.clock import Mark, clock_for, now_ns
 from msprobe.capture.entries import entry
 from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.memory import memory_reader
-from msprobe.capture.modules import Call, ModuleTimer, innermost_module
+from msprobe.capture.modules import Call, ModuleTimer, innermost_module, is_compiled
 from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
 from msprobe.capture.parameters import ParameterTable
 from msprobe.capture.publishing import Publisher
@@ -71,6 +71,8 @@ class Session(UpdateEntries):
             self._timer.remove()
         self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
         self._timer.install()
+        if is_compiled(model):
+            self.ledger.compiled()
         self._outputs = OutputRecorder(selected_modules(model, self.recorder.config.tensors), self._selected_begins, self._selected_ends)
         return table
 
@@ -206,9 +208,9 @@ class Session(UpdateEntries):
     # Modules
 
     @entry
-    def _module_begins(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
+    def _module_begins(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
         call = self._call_begins(name)
-        if call is not None and self.draft is not None and is_denoiser(name):
+        if call is not None and self.draft is not None and is_denoiser(name, module):
             self.draft.loss_terms.denoiser_called(call.number, arguments, keywords)
         return call
 

@@ -52,7 +52,11 @@ def enable(**settings: Any) -> None:
         HostError: ModelScope cannot be imported, or is too old. Nothing is installed then.
     """
     base = _process.config if _process.config is not None else configuration.from_environment(os.environ)
-    config = base.with_arguments(settings)
+    enable_with(base.with_arguments(settings))
+
+
+def enable_with(config: Config) -> None:
+    """Enable with a whole configuration, see `enable`."""
     trainer_class = environment.load_trainer_class()
     register_trace_hook()
     _prepare_recorder(config)
@@ -73,6 +77,11 @@ def disable() -> None:
     _process.config = None
     for attachment in running():
         attachment.ask_to_detach("disabled")
+
+
+def current_config() -> Config | None:
+    """Return the settings in force, or None while disabled."""
+    return _process.config
 
 
 def is_enabled() -> bool:

@@ -107,7 +107,7 @@ class Attachment:
         model = unwrapped_model(self.trainer)
         if self.session.model_is_ready(model, self.optimizers()) is not None:
             self.has_begun = True
-            if any(is_denoiser(name) for name, _ in model.named_children()):
+            if any(is_denoiser(name, child) for name, child in model.named_children()):
                 self._forward_seams = seams.ForwardSeams(self.session)
             self._recorder.write(self._describe(model))
 

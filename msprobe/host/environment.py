@@ -19,7 +19,8 @@ from msprobe.errors import HostError
 from msprobe.schema import RunRecord, StepRecord
 from msprobe.trace.folder import rank_of
 
-OLDEST_MODELSCOPE = "1.9.5"
+# The torch modules of accelerators; torch before 2.6 has no `torch.accelerator` that could be asked.
+ACCELERATORS = ("cuda", "npu", "xpu", "mps")
 PACKAGES = ("modelscope-probe", "torch", "modelscope", "diffusers", "transformers", "accelerate", "numpy", "safetensors")
 
 
@@ -32,20 +33,11 @@ def load_trainer_class() -> Any:
     try:
         trainer_class = importlib.import_module("modelscope.trainers.trainer").EpochBasedTrainer
         base = importlib.import_module("modelscope.trainers.hooks.optimizer.base")
-    except ImportError as error:
-        raise HostError(_cannot_import(error)) from error
     except Exception as error:  # ModelScope's lazy loader turns a failed import into a RuntimeError
-        raise HostError(_cannot_import(error)) from error
+        raise HostError.of_import(error) from error
     if not hasattr(base.OptimizerHook, "set_processor"):
-        raise HostError(f"modelscope {version_of('modelscope')} is too old to be traced; msprobe needs {OLDEST_MODELSCOPE} or later")
+        raise HostError.of_old_modelscope()
     return trainer_class
-
-
-def _cannot_import(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError) and error.name in ("modelscope", "torch"):
-        return f"{error.name} is not installed in {sys.prefix}; msprobe traces trainings of an existing ModelScope install ({text})"
-    return f"ModelScope's trainer cannot be imported: {type(error).__name__}: {text}"
 
 
 def version_of(distribution: str) -> str | None:
@@ -92,13 +84,14 @@ def describe_device() -> dict[str, Any]:
     """Return what kind of device torch would train on here, by name and number."""
     import torch
 
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is None or not accelerator.is_available():
+    found = [(kind, getattr(torch, kind)) for kind in ACCELERATORS if hasattr(torch, kind)]
+    available = [(kind, module) for kind, module in found if hasattr(module, "is_available") and module.is_available()]
+    if not available:
         return {"type": "cpu", "threads": torch.get_num_threads()}
-    kind = accelerator.current_accelerator().type
-    module = getattr(torch, kind)
+    kind, module = available[0]
     name = module.get_device_name() if hasattr(module, "get_device_name") else kind
-    return {"type": kind, "name": name, "count": accelerator.device_count()}
+    count = module.device_count() if hasattr(module, "device_count") else 1
+    return {"type": kind, "name": name, "count": count}
 
 
 def is_helper_process() -> bool:

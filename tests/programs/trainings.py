@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 import torch
+from modelscope.metrics.base import Metric
+from modelscope.metrics.builder import METRICS
 from modelscope.trainers.hooks.hook import Hook
 from modelscope.trainers.trainer import EpochBasedTrainer
 from torch.utils.data import Dataset
@@ -82,6 +84,41 @@ def build_trainer(folder, model=None, dataset=None, steps=3, trainer_class=Epoch
         work_dir=str(Path(folder) / "work"),
         **(trainer_arguments or {}),
     )
+
+
+class Counting(Metric):
+    """Counts the batches that it is shown."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def add(self, outputs, inputs):
+        self.seen += 1
+
+    def evaluate(self):
+        return {"seen": self.seen}
+
+    def merge(self, other):
+        self.seen += other.seen
+
+    def __getstate__(self):
+        return self.seen
+
+    def __setstate__(self, seen):
+        self.seen = seen
+
+
+METRICS.register_module(group_key="default", module_name="counting-for-msprobe", module_cls=Counting, force=True)
+
+
+def evaluating(**period):
+    """Return settings of `build_trainer` with which two examples are evaluated every period (`interval`, `by_epoch`)."""
+    evaluation = {
+        "dataloader": {"batch_size_per_gpu": 1, "workers_per_gpu": 0, "shuffle": False},
+        "metrics": ["counting-for-msprobe"],
+        "period": period,
+    }
+    return {"evaluation": evaluation, "trainer_arguments": {"eval_dataset": three_four(2)}}
 
 
 class Witness(Hook):
