@@ -71,56 +71,62 @@ def with_gradient(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
     Only tensors that keep their gradient are asked: reading `.grad` of another one makes torch warn.
     """
-    keeping = (parameter for parameter in parameters if parameter.is_leaf or parameter.retains_grad)
-    found = {id(parameter): parameter for parameter in keeping if parameter.grad is not None}
-    return list(found.values())
+    unique = {id(parameter): parameter for parameter in parameters}.values()
+    return [parameter for parameter in unique if (parameter.is_leaf or parameter.retains_grad) and parameter.grad is not None]
 
 
-def measure(
-    parameters: Sequence[torch.Tensor], readback: Readback, order: float, scaled: Collection[int] = (), scale: torch.Tensor | None = None
-) -> Measurement:
-    """Measure the norm of each parameter's gradient, now.
+class Gradients:
+    """The gradients of many parameters, gathered once and measured as often as they stay the same tensors.
+
+    Clipping changes gradients in place, so what was gathered before it serves after it as well.
 
     Args:
         parameters: parameters with a gradient, of any devices and dtypes.
-        readback: where the values travel to the host.
-        order: the norm's order, `math.inf` included.
-        scaled: the `id` of each parameter whose gradient still holds the loss scale as a factor.
-        scale: that factor, shape ().
     """
-    result = Measurement(order, scaled, None if scale is None else readback.put(scale))
-    for members in _by_device(parameters):
-        _measure_on_one_device(members, readback, result)
-    return result
 
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.keys = {id(parameter) for parameter in parameters}
+        self.skipped: dict[int, str] = {}
+        self._sources = [(parameter, parameter.grad) for parameter in parameters]
+        self._by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+        for parameter, gradient in self._sources:
+            assert gradient is not None
+            self._add(id(parameter), gradient)
 
-def _measure_on_one_device(members: list[torch.Tensor], readback: Readback, result: Measurement) -> None:
-    keys: list[int] = []
-    dense: list[torch.Tensor] = []
-    for parameter in members:
-        gradient = parameter.grad
-        assert gradient is not None
-        result.keys.add(id(parameter))
+    def _add(self, key: int, gradient: torch.Tensor) -> None:
         reason = reduce.why_not_measurable(gradient)
         if reason is not None:
-            result.skipped[id(parameter)] = reason
-            continue
-        keys.append(id(parameter))
-        dense.append(reduce.as_dense_real(gradient, result.order))
-    slot = readback.put(reduce.norms(dense, result.order))
-    result.add(keys, slot)
-    if slot.is_known:
-        _count(keys, dense, slot.values(), result)
+            self.skipped[key] = reason
+            return
+        keys, tensors = self._by_device.setdefault(gradient.device, ([], []))
+        keys.append(key)
+        tensors.append(gradient.detach())
+
+    def are_current(self) -> bool:
+        """Tell whether the parameters still have these very gradients."""
+        return all(parameter.grad is gradient for parameter, gradient in self._sources)
+
+    def measure(self, readback: Readback, order: float, scaled: Collection[int] = (), scale: torch.Tensor | None = None) -> Measurement:
+        """Measure the norm of each gradient, now.
+
+        Args:
+            readback: where the values travel to the host.
+            order: the norm's order, `math.inf` included.
+            scaled: the `id` of each parameter whose gradient still holds the loss scale as a factor.
+            scale: that factor, shape ().
+        """
+        result = Measurement(order, scaled, None if scale is None else readback.put(scale))
+        result.keys, result.skipped = self.keys, self.skipped
+        for keys, tensors in self._by_device.values():
+            dense = [reduce.as_dense_real(tensor, order) for tensor in tensors]
+            slot = readback.put(reduce.norms(dense, order))
+            result.add(keys, slot)
+            if slot.is_known:
+                _count(keys, dense, slot.values(), result)
+        return result
 
 
 def _count(keys: list[int], dense: list[torch.Tensor], values: list[float], result: Measurement) -> None:
     for key, gradient, value in zip(keys, dense, values, strict=True):
         if not math.isfinite(value):
             result.counts[key] = reduce.count_nonfinite(gradient)
-
-
-def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    groups: dict[torch.device, list[torch.Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.device, []).append(parameter)
-    return list(groups.values())

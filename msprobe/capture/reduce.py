@@ -44,7 +44,7 @@ def as_dense_real(tensor: torch.Tensor, order: float = 2.0) -> torch.Tensor:
     Of a sparse tensor these are the coalesced values, of a complex one its parts, or its magnitudes where the order is not 2. The given
     tensor is not changed (`coalesce` returns a new one where it has work to do).
     """
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.is_sparse:
         plain = plain.coalesce().values()
     if not plain.is_complex():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from msprobe.capture import scaling
-from msprobe.capture.gradients import Measurement, measure, with_gradient
+from msprobe.capture.gradients import Gradients, Measurement, with_gradient
 from msprobe.capture.parameters import ParameterTable
 from msprobe.capture.readback import Readback, Slot
 from msprobe.schema import GradientPoint, GradNorm, LossScale, OptimizerOutcome, Update
@@ -29,6 +29,7 @@ class Clipping:
         self.max_norm = max_norm
         self.norm_type = norm_type
         self.before = before
+        self.gradients: Gradients | None = None  # only while the clipping runs: nothing may keep a gradient alive
         self.after: Moment | None = None
         self.returned: Slot | float | None = None
 
@@ -152,11 +153,13 @@ class StepUpdates:
 
     def clip_begins(self, parameters: Sequence[torch.Tensor], arguments: dict[str, Any], scaler: Any) -> Clipping:
         """Measure before clipping; `parameters` is what the clipping call will take (it drops those without gradient)."""
-        taken = with_gradient(parameter for parameter in parameters if parameter.requires_grad)
+        taken = with_gradient(parameters)
         keys = {id(parameter) for parameter in taken}
         norm_type = _order(arguments.get("norm_type", 2.0))
-        moment = self._measure(taken, norm_type, scaler)
+        gradients = self._gather(taken)
+        moment = self._measure(gradients, norm_type, scaler)
         clipping = Clipping(keys, _number(arguments.get("max_norm")), norm_type, moment)
+        clipping.gradients = gradients
         if scaling.is_scaling(scaler):
             self.saw_scaled = self._still_scaled(taken, scaler)
         self.clippings.append(clipping)
@@ -164,8 +167,9 @@ class StepUpdates:
 
     def clip_ends(self, clipping: Clipping, parameters: Sequence[torch.Tensor], returned: Any, scaler: Any) -> None:
         """Measure after clipping, and keep what the call returned."""
-        taken = with_gradient(parameter for parameter in parameters if parameter.requires_grad)
-        moment = self._measure(taken, clipping.norm_type, scaler)
+        gathered, clipping.gradients = clipping.gradients, None
+        gradients = gathered if gathered is not None and gathered.are_current() else self._gather(with_gradient(parameters))
+        moment = self._measure(gradients, clipping.norm_type, scaler)
         clipping.after = Moment(moment.l2, moment.by_order, "after_clip")
         clipping.returned = self._readback.put(returned) if isinstance(returned, torch.Tensor) else _number(returned)
 
@@ -204,7 +208,7 @@ class StepUpdates:
         update = PendingUpdate(self._table.optimizer_number(optimizer), keys)
         update.clippings = self._clippings_for(keys)
         if not update.clippings:
-            update.before = self._measure([], 2.0, scaler)
+            update.before = self._measure(self._gather([]), 2.0, scaler)
         self.all.append(update)
         return update
 
@@ -213,20 +217,22 @@ class StepUpdates:
         used = {id(clipping) for update in self.all if update.keys & keys for clipping in update.clippings}
         return [clipping for clipping in self.clippings if id(clipping) not in used and (clipping.keys & keys or not clipping.keys)]
 
-    def _measure(self, extra: Sequence[torch.Tensor], norm_type: float, scaler: Any) -> Moment:
-        """Measure the gradients of the model, of every known optimizer, and of `extra`, each once."""
-        owned = [parameter for optimizer in self._table.optimizers for group in optimizer.param_groups for parameter in group["params"]]
-        parameters = with_gradient([*self._table.parameters, *owned, *extra])
+    def _measure(self, gradients: Gradients, norm_type: float, scaler: Any) -> Moment:
         scaled: set[int] = set()
         scale = None
         point: GradientPoint = "after_backward"
         if scaling.is_scaling(scaler):
-            scaled = {id(parameter) for parameter in parameters} - scaling.unscaled_parameters(scaler, self._table.optimizers)
+            scaled = gradients.keys - scaling.unscaled_parameters(scaler, self._table.optimizers)
             scale = scaling.scale_tensor(scaler)
             point = "after_unscale"
-        l2 = measure(parameters, self._readback, 2.0, scaled, scale)
-        by_order = l2 if norm_type == 2.0 else measure(parameters, self._readback, norm_type, scaled, scale)
+        l2 = gradients.measure(self._readback, 2.0, scaled, scale)
+        by_order = l2 if norm_type == 2.0 else gradients.measure(self._readback, norm_type, scaled, scale)
         return Moment(l2, by_order, point)
+
+    def _gather(self, extra: Sequence[torch.Tensor]) -> Gradients:
+        """Gather the gradients of the model, of every known optimizer, and of `extra`, each once."""
+        owned = [parameter for optimizer in self._table.optimizers for group in optimizer.param_groups for parameter in group["params"]]
+        return Gradients(with_gradient([*self._table.parameters, *owned, *extra]))
 
     def _still_scaled(self, taken: Sequence[torch.Tensor], scaler: Any) -> list[str]:
         unscaled = scaling.unscaled_parameters(scaler, self._table.optimizers)

@@ -8,6 +8,7 @@ phases. Neither changes what the hooks around them see.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from modelscope.trainers.hooks.hook import Hook
 from modelscope.trainers.hooks.optimizer.base import OptimizerHook
 from modelscope.trainers.hooks.priority import Priority, get_priority
 
+from msprobe.errors import HostError
 from msprobe.host import seams
 
 if TYPE_CHECKING:
@@ -107,8 +109,6 @@ def register_trace_hook() -> None:
     Raises:
         HostError: somebody else's class has the name.
     """
-    from msprobe.errors import HostError
-
     known = HOOKS.modules.get("default", {}).get("TraceHook")
     if known is None:
         HOOKS.register_module(module_name="TraceHook", module_cls=TraceHook)
@@ -224,4 +224,9 @@ def _forget_in_configuration(configuration: Any) -> None:
 
 # Importing this module is enough for a configuration that names the hook; a clash of names is reported by `enable()`.
 if "TraceHook" not in HOOKS.modules.get("default", {}):
+    register_trace_hook()
+
+
+# Whoever imports the hook may name it in a configuration; `enable()` says it where the name is taken.
+with contextlib.suppress(HostError):
     register_trace_hook()

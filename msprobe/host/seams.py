@@ -157,9 +157,11 @@ def _backward_patches(session: Session, state: UpdateState, processor: Any, loss
     from torch.nn.utils import clip_grad
 
     yield Patch(torch.autograd, "backward", _traced_backward(session, torch.autograd.backward, loss_of))
-    yield Patch(OptimizerProcessor, "clip_grads", staticmethod(_traced_clip(session, state, OptimizerProcessor.clip_grads)))
+    yield Patch(
+        OptimizerProcessor, "clip_grads", staticmethod(_traced_clip(session, state, OptimizerProcessor.clip_grads, trainable_only=True))
+    )
     for module in (torch.nn.utils, clip_grad):
-        yield Patch(module, "clip_grad_norm_", _traced_clip(session, state, vars(module)["clip_grad_norm_"]))
+        yield Patch(module, "clip_grad_norm_", _traced_clip(session, state, vars(module)["clip_grad_norm_"], trainable_only=False))
     for scaler_class in scaler_classes(processor):
         for name, wrap in _SCALER_METHODS.items():
             if name in vars(scaler_class):
@@ -228,7 +230,7 @@ def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Ca
     return backward
 
 
-def _traced_clip(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
+def _traced_clip(session: Session, state: UpdateState, original: Callable[..., Any], trainable_only: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip_grads(params: Any, *arguments: Any, **keywords: Any) -> Any:
         if not session.listens():
@@ -239,9 +241,10 @@ def _traced_clip(session: Session, state: UpdateState, original: Callable[..., A
         handed = (
             (parameter for parameter in taken) if isinstance(params, GeneratorType) else taken if isinstance(params, Iterator) else params
         )
-        begun = session.clip_begins(taken, _clip_arguments(arguments, keywords), state.scaler)
+        clipped = [parameter for parameter in taken if parameter.requires_grad] if trainable_only else taken
+        begun = session.clip_begins(clipped, _clip_arguments(arguments, keywords), state.scaler)
         returned = original(handed, *arguments, **keywords)
-        session.clip_ends(begun, taken, returned, state.scaler)
+        session.clip_ends(begun, clipped, returned, state.scaler)
         return returned
 
     return clip_grads
