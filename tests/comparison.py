@@ -34,7 +34,8 @@ def assert_same(off, on, where="state"):
     """Compare two states bit for bit, naming the first place where they part."""
     assert type(off) is type(on), where
     if isinstance(off, torch.Tensor):
-        assert off.dtype == on.dtype and torch.equal(_bits(off), _bits(on)), where
+        assert off.dtype == on.dtype, where
+        assert torch.equal(_bits(off), _bits(on)), where
     elif isinstance(off, dict):
         assert list(off) == list(on), where
         for key in off:
@@ -50,7 +51,7 @@ def assert_same(off, on, where="state"):
 def _bits(tensor):
     """View a floating tensor as integers, so that NaN equals NaN and 0.0 does not equal -0.0."""
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.contiguous().view(sizes[tensor.element_size()]) if tensor.is_floating_point() and tensor.dim() else tensor
+    return tensor.contiguous().view(sizes[tensor.element_size()]) if tensor.is_floating_point() else tensor
 
 
 def assert_same_run(off, on):

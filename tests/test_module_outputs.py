@@ -1,4 +1,4 @@
-"""What modules produced is measured on the selected steps: the l2, counts where it is not finite, by path, without touching the training."""
+"""What modules produced is measured on the selected steps: the l2, and counts where it is not finite, by path and call."""
 
 import dataclasses
 import json
