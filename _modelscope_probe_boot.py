@@ -25,7 +25,9 @@ def _enable(trainer_module: object) -> None:
         import msprobe
 
         if hasattr(msprobe, "enable"):
-            msprobe.enable()
+            from msprobe.host import attach
+
+            attach.enable_launched()
         else:
             _say("'msprobe' here is mindstudio-probe's package, not modelscope-probe's: the two overwrite each other; nothing is recorded")
     except Exception as error:

@@ -53,7 +53,10 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("modelscope-probe")
     if name in _HOMES:
-        return getattr(_load(_HOMES[name]), name)
+        home = _load(_HOMES[name])
+        if name == "TraceHook":  # whoever asks for it may name it in a configuration
+            home.register_trace_hook()
+        return getattr(home, name)
     raise AttributeError(f"module 'msprobe' has no attribute {name!r}")
 
 

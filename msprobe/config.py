@@ -16,6 +16,7 @@ from msprobe.errors import UsageError
 from msprobe.steps import StepSelection
 
 ROLES = ("param.grad", "module.output")
+LEVELS = ("norm", "full")
 DEFAULT_TENSORS = ("param.grad",)
 ENVIRONMENT_PREFIX = "MSPROBE_"
 
@@ -59,6 +60,7 @@ class Config:
         name: the run's name, or None to make one from time and script.
         run_dir: the run folder itself, where the launcher has made it already.
         tensors: which tensors get statistics.
+        level: how much is said of a tensor: `norm` (l2, and NaN and inf counts where it is not finite) or `full` (all statistics).
         steps: the steps that get tensor statistics; phases, losses and total norms are recorded at every step.
         strict: a failure inside msprobe is raised into the script.
         quiet: nothing on stderr but warnings of failures.
@@ -68,6 +70,7 @@ class Config:
     name: str | None = None
     run_dir: Path | None = None
     tensors: tuple[TensorPattern, ...] = tuple(TensorPattern(role) for role in DEFAULT_TENSORS)
+    level: str = "norm"
     steps: StepSelection = field(default_factory=StepSelection.all)
     strict: bool = False
     quiet: bool = False
@@ -98,6 +101,7 @@ class Config:
             "out": str(self.out),
             "name": self.name,
             "tensors": [str(pattern) for pattern in self.tensors],
+            "level": self.level,
             "steps": str(self.steps),
             "strict": self.strict,
             "quiet": self.quiet,
@@ -110,6 +114,7 @@ class Config:
             "NAME": self.name,
             "RUN_DIR": None if self.run_dir is None else str(self.run_dir),
             "TENSORS": "\n".join(str(pattern) for pattern in self.tensors),
+            "LEVEL": self.level,
             "STEPS": str(self.steps),
             "STRICT": "1" if self.strict else None,
             "QUIET": "1" if self.quiet else None,
@@ -154,6 +159,12 @@ def _read_tensors(value: Any) -> tuple[TensorPattern, ...]:
     return tuple(TensorPattern.parse(text) for text in texts)
 
 
+def _read_level(value: Any) -> str:
+    if value not in LEVELS:
+        raise UsageError(f"--level {value}: there is no such level; levels are {', '.join(LEVELS)}")
+    return str(value)
+
+
 def _read_steps(value: Any) -> StepSelection:
     return value if isinstance(value, StepSelection) else StepSelection.parse(str(value))
 
@@ -170,6 +181,7 @@ _READERS = {
     "name": _read_name,
     "run_dir": _read_path,
     "tensors": _read_tensors,
+    "level": _read_level,
     "steps": _read_steps,
     "strict": _read_flag,
     "quiet": _read_flag,

@@ -53,10 +53,12 @@ class Measurement:
 
     def unscaled(self, key: int, value: float) -> float:
         """Return what a value measured on a parameter's gradient is without the loss scale; NaN where the scale has sunk to 0."""
-        if self._scale is None or key not in self.scaled:
-            return value
-        scale = self._scale.value()
+        scale = self.scale_of(key)
         return value / scale if scale else math.nan
+
+    def scale_of(self, key: int) -> float:
+        """Return the factor that a parameter's gradient held: the loss scale, or 1."""
+        return self._scale.value() if self._scale is not None and key in self.scaled else 1.0
 
     def total(self, keys: Iterable[int]) -> float | None:
         """Return the total norm over some parameters, or None where none has a gradient or one of them could not be measured."""

@@ -1,4 +1,4 @@
-"""What modules produced: the l2 of selected modules' outputs, with NaN and inf counts, at selected steps only.
+"""What modules produced: the l2 of selected modules' outputs, or all their statistics, at selected steps only.
 
 The session arms an `OutputRecorder` when a selected step begins and disarms it when the step ends, so that other steps carry no hook.
 Every tensor of an output is measured when the hook runs (a later module may change it in place), and none is kept. The order of
@@ -21,37 +21,48 @@ from msprobe.capture.modules import Call, StowawayHook, is_compiled
 from msprobe.capture.parameters import dtype_name, plain_name
 from msprobe.capture.readback import Readback, Slot
 from msprobe.capture.reduce import Counts
+from msprobe.capture.statistics import fill, statistics, why_no_statistics
 from msprobe.config import TensorPattern
 from msprobe.schema import TensorRecord
 
 DEEPEST_NESTING = 4
+UNCOUNTED = "not finite; the counts would have needed a wait for the device"
 
 
 class Output:
     """One tensor of one module call, until its values have arrived."""
 
-    __slots__ = ("call", "counts", "device", "dtype", "name", "path", "seq", "shape", "skipped", "slot")
+    __slots__ = ("call", "counts", "device", "dtype", "full", "name", "path", "seq", "shape", "skipped", "slot")
 
-    def __init__(self, seq: int, name: str, call: int, path: str, tensor: torch.Tensor) -> None:
+    def __init__(self, seq: int, call: Call, path: str, tensor: torch.Tensor) -> None:
         self.seq = seq
-        self.name = name
-        self.call = call
+        self.name = call.name
+        self.call = call.number
         self.path = path
         self.shape = list(tensor.shape)
         self.dtype = dtype_name(tensor.dtype)
         self.device = str(tensor.device)
-        self.skipped = reduce.why_not_measurable(tensor)
+        self.skipped: str | None = None
         self.slot: Slot | None = None
         self.counts: Counts | None = None
+        self.full = False
 
     def measure(self, tensor: torch.Tensor, readback: Readback) -> None:
-        """Reduce the tensor where it is."""
+        """Reduce the tensor to its l2 where it is."""
+        self.skipped = reduce.why_not_measurable(tensor)
         if self.skipped is not None:
             return
         dense = reduce.as_dense_real(tensor)
         self.slot = readback.put(reduce.norms([dense]))
         if self.slot.is_known and not math.isfinite(self.slot.value()):
             self.counts = reduce.count_nonfinite(dense)
+
+    def measure_fully(self, tensor: torch.Tensor, readback: Readback) -> None:
+        """Reduce the tensor to all its statistics where it is."""
+        self.full = True
+        self.skipped = why_no_statistics(tensor)
+        if self.skipped is None:
+            self.slot = readback.put(statistics(tensor))
 
     def record(self, train: int, step: int) -> TensorRecord:
         """Return the record; its values have arrived."""
@@ -69,14 +80,20 @@ class Output:
             numel=math.prod(self.shape),
             skipped=self.skipped,
         )
-        if self.counts is not None:
+        if self.slot is not None:
+            self._fill(record, self.slot)
+        return record
+
+    def _fill(self, record: TensorRecord, slot: Slot) -> None:
+        if self.full:
+            fill(record, slot.values())
+        elif self.counts is not None:
             record.nan, record.posinf, record.neginf = self.counts.nan, self.counts.posinf, self.counts.neginf
             record.l2 = self.counts.finite_l2
-        elif self.slot is not None and math.isfinite(self.slot.value()):
-            record.l2 = self.slot.value()
-        elif self.slot is not None:
-            record.skipped = "not finite; the counts would have needed a wait for the device"
-        return record
+        elif math.isfinite(slot.value()):
+            record.l2 = slot.value()
+        else:
+            record.skipped = UNCOUNTED
 
 
 class OutputRecorder:

@@ -6,11 +6,13 @@ replace it in mid-run) gets the next number. Nothing here reads a tensor's value
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from msprobe.config import TensorPattern
 from msprobe.schema import GroupInfo, OptimizerInfo, ParameterInfo
 
 
@@ -33,6 +35,11 @@ class ParameterTable:
         self.number[id(parameter)] = len(self.parameters)
         self.parameters.append(parameter)
         self.names.append([name])
+
+    def selected(self, patterns: Sequence[TensorPattern]) -> list[int]:
+        """Return the numbers of the parameters whose gradients are wanted."""
+        wanted = [pattern for pattern in patterns if pattern.role == "param.grad"]
+        return [number for number, names in enumerate(self.names) if any(pattern.matches(name) for pattern in wanted for name in names)]
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Return a parameter's first name, or None if it is not the model's."""

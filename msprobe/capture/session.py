@@ -48,6 +48,7 @@ class Session(UpdateEntries):
         self._model: nn.Module | None = None
         self._timer: ModuleTimer | None = None
         self._outputs: OutputRecorder | None = None
+        self._described: list[torch.Tensor] = []
         self._publisher: Publisher | None = None
         self._on_step = on_step
         self._read_memory = memory_reader(torch.device("cpu"))
@@ -65,6 +66,9 @@ class Session(UpdateEntries):
         self.table = table = ParameterTable(model)
         for optimizer in optimizers:
             table.optimizer_number(optimizer)
+        config = self.recorder.config
+        wanted = table.selected(config.tensors)
+        self._described = [table.parameters[number] for number in wanted] if config.level == "full" else []
         writer = StepWriter(self.train, table, self.recorder.config, self.clock, self.recorder.origin_ns)
         self._publisher = Publisher(self.recorder, self.ledger, writer, self.clock, self._on_step)
         if self._timer is not None:
@@ -162,7 +166,8 @@ class Session(UpdateEntries):
         if self.table is None:
             return
         origin = self._origin if self._origin is not None else loaded
-        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table)
+        described = self._described if self.recorder.next_step in self.recorder.config.steps else ()
+        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table, described)
         self.recorder.next_step += 1
         if accumulation_size:
             draft.accumulation = Accumulation(index=iteration % accumulation_size, size=accumulation_size)
@@ -245,8 +250,9 @@ class Session(UpdateEntries):
         if draft is None:
             return
         for path, tensor in tensors_in(output):
-            found = Output(draft.sequence, call.name, call.number, path, tensor)
-            found.measure(tensor, draft.readback)
+            found = Output(draft.sequence, call, path, tensor)
+            measure = found.measure_fully if self.recorder.config.level == "full" else found.measure
+            measure(tensor, draft.readback)
             draft.outputs.append(found)
             draft.sequence += 1
 

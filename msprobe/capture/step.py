@@ -7,25 +7,38 @@ step later, when the copy of the values has arrived.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from msprobe.capture.clock import Clock, Mark
-from msprobe.capture.gradients import Measurement
 from msprobe.capture.loss_terms import LossTerms
 from msprobe.capture.modules import Call
-from msprobe.capture.outputs import Output
+from msprobe.capture.outputs import UNCOUNTED, Output
 from msprobe.capture.parameters import ParameterTable, dtype_name
 from msprobe.capture.readback import Readback, Slot
 from msprobe.capture.spans import Spans
-from msprobe.capture.updates import PendingUpdate, StepUpdates
+from msprobe.capture.statistics import fill
+from msprobe.capture.updates import Moment, PendingUpdate, StepUpdates
 from msprobe.config import Config
-from msprobe.schema import Accumulation, GradientPoint, Memory, NormsRecord, Record, StepRecord, TensorRecord
+from msprobe.schema import Accumulation, Memory, NormsRecord, Record, StepRecord, TensorRecord
+
+NO_GRADIENT = "no gradient"
 
 
 class StepDraft:
     """What is known of a step so far. `start` is where the step before ended."""
 
-    def __init__(self, index: int, epoch: int, iteration: int, start: Mark, probe_ns: int, table: ParameterTable) -> None:
+    def __init__(
+        self,
+        index: int,
+        epoch: int,
+        iteration: int,
+        start: Mark,
+        probe_ns: int,
+        table: ParameterTable,
+        described: Sequence[torch.Tensor] = (),
+    ) -> None:
         self.index = index
         self.epoch = epoch
         self.iteration = iteration
@@ -35,7 +48,7 @@ class StepDraft:
         self.probe_ns = probe_ns
         self.spans = Spans()
         self.readback = Readback()
-        self.updates = StepUpdates(table, self.readback)
+        self.updates = StepUpdates(table, self.readback, described)
         self.losses: dict[str, Slot | float | None] = {}
         self.loss_terms = LossTerms(self.readback)
         self.learning_rates: list[Slot | float] = []
@@ -80,12 +93,8 @@ class StepWriter:
         self._table = table
         self._config = config
         self._clock = clock
-        patterns = [pattern for pattern in config.tensors if pattern.role == "param.grad"]
-        wanted = [
-            number for number, names in enumerate(table.names) if any(pattern.matches(name) for pattern in patterns for name in names)
-        ]
-        self._wanted = wanted
-        self._ids = None if len(wanted) == len(table.names) else wanted
+        self._wanted = table.selected(config.tensors)
+        self._ids = None if len(self._wanted) == len(table.names) else self._wanted
         self._model_keys = [id(parameter) for parameter in table.parameters]
 
     def records_of(self, draft: StepDraft) -> Iterator[Record]:
@@ -131,51 +140,72 @@ class StepWriter:
         )
 
     def _gradient_records(self, draft: StepDraft) -> Iterator[Record]:
-        """Return the compact norms of the selected gradients, and a full record for each that is not finite or was not measured.
+        """Return what is recorded of the selected gradients.
 
-        A parameter's norm is the one taken for its own optimizer's update; one that no updating optimizer owns has the step's first.
+        At level `norm` that is one compact record, with a full one for each gradient that is not finite or was not measured; at level
+        `full` one for each parameter that is trained.
         """
-        found: dict[int, tuple[Measurement, GradientPoint]] = {}
-        for update in reversed(draft.updates.all):
-            moment = update.moment()
-            if moment is not None:
-                found.update(dict.fromkeys(moment.l2.keys, (moment.l2, moment.point)))
-        for update in draft.updates.all:
-            moment = update.moment()
-            if moment is not None:
-                found.update(dict.fromkeys(moment.l2.keys & update.keys, (moment.l2, moment.point)))
+        found = _moments_by_parameter(draft.updates.all)
         if not found:
             return
-        point = next(iter(found.values()))[1]
+        if self._config.level == "full":
+            for number in self._wanted:
+                moment = found.get(self._model_keys[number])
+                if moment is not None or self._table.parameters[number].requires_grad:
+                    yield self._gradient_record(draft.index, number, moment)
+            return
         values = [self._value(number, found) for number in self._wanted]
+        point = next(iter(found.values())).point
         yield NormsRecord(train=self._train, step=draft.index, role="param.grad", point=point, ids=self._ids, l2=values)
         for number, value in zip(self._wanted, values, strict=True):
-            key = self._model_keys[number]
-            if key in found and (value is None or not math.isfinite(value)):
-                yield self._gradient_record(draft.index, number, *found[key])
+            moment = found.get(self._model_keys[number])
+            if moment is not None and (value is None or not math.isfinite(value)):
+                yield self._gradient_record(draft.index, number, moment)
 
-    def _value(self, number: int, found: dict[int, tuple[Measurement, GradientPoint]]) -> float | None:
-        key = self._model_keys[number]
-        return found[key][0].values.get(key) if key in found else None
+    def _value(self, number: int, found: dict[int, Moment]) -> float | None:
+        moment = found.get(self._model_keys[number])
+        return None if moment is None else moment.l2.values.get(self._model_keys[number])
 
-    def _gradient_record(self, step: int, number: int, measurement: Measurement, point: GradientPoint) -> TensorRecord:
+    def _gradient_record(self, step: int, number: int, moment: Moment | None) -> TensorRecord:
         parameter = self._table.parameters[number]
-        key = id(parameter)
-        counts = measurement.counts.get(key)
         record = TensorRecord(
             train=self._train,
             step=step,
             role="param.grad",
             name=self._table.names[number][0],
-            point=point,
+            point=None if moment is None else moment.point,
             shape=list(parameter.shape),
             dtype=dtype_name(parameter.dtype),
             device=str(parameter.device),
             numel=parameter.numel(),
         )
-        if counts is None:
-            record.skipped = measurement.skipped.get(key, "not finite; the counts would have needed a wait for the device")
-            return record
-        record.nan, record.posinf, record.neginf = counts.nan, counts.posinf, counts.neginf
-        record.l2 = measurement.unscaled(key, counts.finite_l2)
+        if moment is None:
+            record.skipped = NO_GRADIENT
+        else:
+            _fill_gradient(record, self._model_keys[number], moment)
         return record
+
+
+def _moments_by_parameter(updates: Sequence[PendingUpdate]) -> dict[int, Moment]:
+    """Return when each gradient was measured: for its own optimizer's update; where no updating optimizer owns it, for the step's first."""
+    moments = [(update.moment(), update.keys) for update in updates]
+    found: dict[int, Moment] = {}
+    for moment, _ in reversed(moments):
+        if moment is not None:
+            found.update(dict.fromkeys(moment.l2.keys, moment))
+    for moment, owned in moments:
+        if moment is not None:
+            found.update(dict.fromkeys(moment.l2.keys & owned, moment))
+    return found
+
+
+def _fill_gradient(record: TensorRecord, key: int, moment: Moment) -> None:
+    """Write what was measured of a gradient into its record, without the loss scale that it may have held."""
+    counts = moment.l2.counts.get(key)
+    if key in moment.full:
+        fill(record, moment.full[key].values(), moment.l2.scale_of(key))
+    elif counts is not None:
+        record.nan, record.posinf, record.neginf = counts.nan, counts.posinf, counts.neginf
+        record.l2 = moment.l2.unscaled(key, counts.finite_l2)
+    else:
+        record.skipped = moment.l2.skipped.get(key, UNCOUNTED)

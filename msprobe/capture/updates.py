@@ -18,6 +18,7 @@ from msprobe.capture import scaling
 from msprobe.capture.gradients import Gradients, Measurement, with_gradient
 from msprobe.capture.parameters import ParameterTable
 from msprobe.capture.readback import Readback, Slot
+from msprobe.capture.statistics import statistics, why_no_statistics
 from msprobe.schema import GradientPoint, GradNorm, LossScale, OptimizerOutcome, Update
 
 
@@ -53,6 +54,7 @@ class Moment:
         self.l2 = l2
         self.by_order = by_order
         self.point = point
+        self.full: dict[int, Slot] = {}
 
     def of_order(self, order: float) -> Measurement | None:
         """Return the measurement of that order, or None where it was not taken."""
@@ -144,12 +146,13 @@ def _any_known(answers: Iterable[bool | None]) -> bool | None:
 class StepUpdates:
     """The updates of one step, in the order in which they happened."""
 
-    def __init__(self, table: ParameterTable, readback: Readback) -> None:
+    def __init__(self, table: ParameterTable, readback: Readback, described: Sequence[torch.Tensor] = ()) -> None:
         self.all: list[PendingUpdate] = []
         self.clippings: list[Clipping] = []
         self.saw_scaled: list[str] = []
         self._table = table
         self._readback = readback
+        self._described = described
 
     def clip_begins(self, parameters: Sequence[torch.Tensor], arguments: dict[str, Any], scaler: Any) -> Clipping:
         """Measure before clipping; `parameters` is what the clipping call will take (it drops those without gradient)."""
@@ -158,6 +161,7 @@ class StepUpdates:
         norm_type = _order(arguments.get("norm_type", 2.0))
         gradients = self._gather(taken)
         moment = self._measure(gradients, norm_type, scaler)
+        self._describe(moment)
         clipping = Clipping(keys, _number(arguments.get("max_norm")), norm_type, moment)
         clipping.gradients = gradients
         if scaling.is_scaling(scaler):
@@ -209,6 +213,7 @@ class StepUpdates:
         update.clippings = self._clippings_for(keys)
         if not update.clippings:
             update.before = self._measure(self._gather([]), 2.0, scaler)
+            self._describe(update.before)
         self.all.append(update)
         return update
 
@@ -228,6 +233,13 @@ class StepUpdates:
         l2 = gradients.measure(self._readback, 2.0, scaled, scale)
         by_order = l2 if norm_type == 2.0 else gradients.measure(self._readback, norm_type, scaled, scale)
         return Moment(l2, by_order, point)
+
+    def _describe(self, moment: Moment) -> None:
+        """Take all statistics of the gradients for which they are wanted."""
+        for parameter in with_gradient(self._described):
+            gradient = parameter.grad
+            if gradient is not None and why_no_statistics(gradient) is None:
+                moment.full[id(parameter)] = self._readback.put(statistics(gradient))
 
     def _gather(self, extra: Sequence[torch.Tensor]) -> Gradients:
         """Gather the gradients of the model, of every known optimizer, and of `extra`, each once."""

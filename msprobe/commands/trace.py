@@ -35,6 +35,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"which tensors get statistics; roles are {', '.join(ROLES)}, e.g. 'module.output:unet.*' (default param.grad; repeatable)",
     )
     parser.add_argument(
+        "--level",
+        metavar="norm|full",
+        help="norm: l2, and NaN and inf counts where it is not finite (default); full: all statistics",
+    )
+    parser.add_argument(
         "--steps",
         metavar="STEPS",
         help="steps that get tensor statistics: a comma list of indexes and slices, e.g. 0,10,100:110,::10 (default all)",
@@ -56,6 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
         target = ["-m", *target]
     if not target or target == ["-m"]:
         raise UsageError("trace: nothing to run; name a script, -m MODULE or a command, e.g. msprobe trace finetune.py")
-    given = {key: getattr(arguments, key) for key in ("out", "name", "tensors", "steps", "strict", "quiet")}
+    given = {key: getattr(arguments, key) for key in ("out", "name", "tensors", "level", "steps", "strict", "quiet")}
     launch.launch(from_environment(os.environ).with_arguments(given), target)
     return 0

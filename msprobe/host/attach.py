@@ -52,13 +52,20 @@ def enable(**settings: Any) -> None:
         HostError: ModelScope cannot be imported, or is too old. Nothing is installed then.
     """
     base = _process.config if _process.config is not None else configuration.from_environment(os.environ)
-    enable_with(base.with_arguments(settings))
+    config = base.with_arguments(settings)
+    environment.load_trainer_class()
+    register_trace_hook()
+    enable_with(config)
+
+
+def enable_launched() -> None:
+    """Enable in a program that `msprobe trace` started, which may know nothing of msprobe: the name `TraceHook` stays free for it."""
+    enable_with(configuration.from_environment(os.environ))
 
 
 def enable_with(config: Config) -> None:
     """Enable with a whole configuration, see `enable`."""
     trainer_class = environment.load_trainer_class()
-    register_trace_hook()
     _prepare_recorder(config)
     _process.config = config
     if _process.patch is None or vars(trainer_class).get("train") is not _process.patch.replacement:

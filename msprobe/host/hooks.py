@@ -8,7 +8,6 @@ phases. Neither changes what the hooks around them see.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -220,13 +219,3 @@ def _forget_in_configuration(configuration: Any) -> None:
     hooks = configuration.safe_get("train.hooks", None) if hasattr(configuration, "safe_get") else None
     if isinstance(hooks, list):
         hooks[:] = [entry for entry in hooks if not (isinstance(entry, dict) and entry.get("type") == "TraceHook")]
-
-
-# Importing this module is enough for a configuration that names the hook; a clash of names is reported by `enable()`.
-if "TraceHook" not in HOOKS.modules.get("default", {}):
-    register_trace_hook()
-
-
-# Whoever imports the hook may name it in a configuration; `enable()` says it where the name is taken.
-with contextlib.suppress(HostError):
-    register_trace_hook()
