@@ -218,7 +218,12 @@ def test_after_an_exception_everything_is_as_without_msprobe(place, tmp_path):
     after = rows(trainer)
     if place == "optimizer_step":  # the planted hook stays, and is another object in each
         for found in (without, after):
-            assert [list(entry.values()) for entry in found.pop("`torch.optim.optimizer` global step pre- and post-hook")] == [[], [], [fail], []]
+            assert [list(entry.values()) for entry in found.pop("`torch.optim.optimizer` global step pre- and post-hook")] == [
+                [],
+                [],
+                [fail],
+                [],
+            ]
     assert after == without
     assert [step.complete for step in steps_of(records)] == [True, False]
 
@@ -276,14 +281,21 @@ def test_steps_of_several_trainers_never_repeat(tmp_path):
     with msprobe.testing.capture() as records:
         for number in range(3):
             build_trainer(tmp_path / str(number), steps=2).train()
-    assert [(step.train, step.step, step.iter) for step in steps_of(records)] == [(0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1), (2, 4, 0), (2, 5, 1)]
+    assert [(step.train, step.step, step.iter) for step in steps_of(records)] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 2, 0),
+        (1, 3, 1),
+        (2, 4, 0),
+        (2, 5, 1),
+    ]
     assert [model.train for model in of_kind(records, "model")] == [0, 1, 2]
     assert [(end.train, end.steps) for end in of_kind(records, "end")] == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_enabling_elsewhere_in_mid_training_takes_effect_with_the_next(tmp_path):
     def move(trainer):
-        msprobe.enable(out=tmp_path / "other", name="moved")
+        msprobe.enable(run_dir=tmp_path / "other" / "moved")
 
     with msprobe.testing.capture() as records:
         build_trainer(tmp_path / "one", callbacks=[Failing("after_train_iter", move)]).train()
@@ -297,7 +309,7 @@ def test_a_setting_that_cannot_be_had_leaves_the_running_trace_as_it_is(tmp_path
     (tmp_path / "file").touch()
     with msprobe.testing.capture() as records:
         with pytest.raises(msprobe.UsageError):
-            msprobe.enable(out=tmp_path / "file" / "below")
+            msprobe.enable(run_dir=tmp_path / "file" / "below")
         build_trainer(tmp_path / "one").train()
     assert len(steps_of(records)) == 3
 
@@ -409,8 +421,7 @@ class TakesCopies(Hook):
 
     def before_train_iter(self, trainer):
         ways, self.ways = self.ways, ()
-        for way in ways:
-            COPIES.append(way(trainer))
+        COPIES.extend([way(trainer) for way in ways])
 
 
 COPIES = []
@@ -467,9 +478,9 @@ def test_a_trace_hook_in_the_script_enables_and_leaves_no_entry(zygote, tmp_path
         assert {path.relative_to(on.folder) for path in (on.folder / "folder" / "work").rglob("*") if ".log" not in path.name} == saved
         configuration = (on.folder / "folder" / "work" / "output" / "configuration.json").read_text()
         assert "TraceHook" not in configuration
-        assert configuration.replace(str(on.folder), "") == (off.folder / "folder" / "work" / "output" / "configuration.json").read_text().replace(
-            str(off.folder), ""
-        )
+        assert configuration.replace(str(on.folder), "") == (
+            off.folder / "folder" / "work" / "output" / "configuration.json"
+        ).read_text().replace(str(off.folder), "")
         states = sorted(path for path in saved if path.name.endswith("_trainer_state.pth"))
         assert states
         for path in states:

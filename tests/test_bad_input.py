@@ -14,7 +14,9 @@ BROKEN_IMPORT = "cannot import name 'LargeList' from 'datasets'"
 
 def python(code, folder, *path):
     environment = {**CLEAN_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def stub(folder, files):
@@ -68,7 +70,9 @@ def test_a_modelscope_from_before_processors_is_named_as_too_old(tmp_path):
     assert "1.9.5" in found["text"]
 
 
-TRIES = "try:\n    import modelscope.trainers.trainer\nexcept ImportError as error:\n    print('script saw', error)\nprint('script ran on')\n"
+TRIES = (
+    "try:\n    import modelscope.trainers.trainer\nexcept ImportError as error:\n    print('script saw', error)\nprint('script ran on')\n"
+)
 
 
 def test_under_trace_the_script_runs_on_where_modelscope_cannot_be_imported(tmp_path):
@@ -97,7 +101,12 @@ def test_under_trace_the_script_runs_on_where_msprobe_cannot_be_enabled(tmp_path
 
 
 def test_a_strict_trace_ends_where_msprobe_cannot_be_enabled(tmp_path):
-    files = {"__init__.py": "", "trainers/__init__.py": "", "trainers/trainer.py": "", "trainers/hooks/__init__.py": f"raise ImportError({BROKEN_IMPORT!r})"}
+    files = {
+        "__init__.py": "",
+        "trainers/__init__.py": "",
+        "trainers/trainer.py": "",
+        "trainers/hooks/__init__.py": f"raise ImportError({BROKEN_IMPORT!r})",
+    }
     (tmp_path / "script.py").write_text("import modelscope.trainers.trainer\n")
     done = trace("--strict", "script.py", folder=tmp_path, environment={"PYTHONPATH": str(stub(tmp_path, files))})
     assert done.returncode == 1

@@ -38,5 +38,5 @@ def test_the_comparison_notices_a_training_that_differs(zygote, tmp_path):
     settings = {"steps": 4}
     off = zygote.run("train_known.py", "state.pt", json.dumps(settings), folder=tmp_path / "off" / "run")
     on = zygote.run("train_known.py", "state.pt", json.dumps({**settings, "lr": 0.1000001}), folder=tmp_path / "on" / "run")
-    with pytest.raises(AssertionError, match="rates|parameters|losses"):
+    with pytest.raises(AssertionError, match=r"rates|parameters|losses"):
         assert_same_run(off, on)

@@ -1,5 +1,6 @@
 """Two processes that train one model: a file each in one folder, names without wrappers, norms of the averaged gradients."""
 
+import itertools
 import socket
 
 import pytest
@@ -66,7 +67,7 @@ def test_norms_are_those_of_the_averaged_gradients_on_every_rank(ranks):
 def test_losses_are_each_ranks_own(ranks):
     first, second = (([step["loss"]["loss"] for step in of_kind(records, "step")]) for records in ranks)
     assert first[0] == second[0] == 0
-    assert all(later < earlier for earlier, later in zip(first, first[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(first))
     assert set(second) == {0}
 
 

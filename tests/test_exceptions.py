@@ -276,15 +276,15 @@ def state(trainer):
 
 def test_a_measurement_that_fails_costs_values_and_not_the_training(tmp_path, monkeypatch, capfd):
     alone = train(tmp_path / "off")
-    from msprobe.capture import updates
+    from msprobe.capture import reduce
 
-    original, calls = updates.measure, []
+    original, calls = reduce.norms, []
 
-    def measure(*arguments, **keywords):
+    def norms(*arguments, **keywords):
         calls.append(1)
         return breaks() if len(calls) == 1 else original(*arguments, **keywords)
 
-    monkeypatch.setattr(updates, "measure", measure)
+    monkeypatch.setattr(reduce, "norms", norms)
     capfd.readouterr()
     with msprobe.testing.capture(strict=False) as records:
         traced = train(tmp_path / "on")
@@ -359,4 +359,3 @@ def test_a_training_whose_folder_was_removed_goes_on(zygote, tmp_path):
     off = zygote.run("train_failing.py", "no-folder", folder=tmp_path / "off").check()
     on = zygote.run("train_failing.py", "no-folder", folder=tmp_path / "on", trace=True).check()
     assert off.stdout == on.stdout
-

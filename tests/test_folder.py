@@ -180,7 +180,9 @@ def test_any_name_and_argument_survives_in_an_ascii_locale(tmp_path):
     (path,) = (folder / "msprobe-runs").glob("*/rank00000.jsonl")
     records = strict_records(path)
     # What the system handed over as bytes comes back as those bytes.
-    assert [os.fsencode(word) if word.isascii() else word.encode("utf-8", "surrogateescape") for word in records[0]["argv"][3:]] == arguments[2:]
+    assert [
+        os.fsencode(word) if word.isascii() else word.encode("utf-8", "surrogateescape") for word in records[0]["argv"][3:]
+    ] == arguments[2:]
     assert records[0]["cwd"].encode("utf-8", "surrogateescape").decode() == str(folder)
     assert [record["step"] for record in records if record["kind"] == "step"] == [0, 1]
     reading = subprocess.run(

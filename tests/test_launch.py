@@ -188,7 +188,9 @@ def test_out_and_name_say_where(tmp_path):
     trace("--out", "some/where", "--name", "mine", keeps, folder=tmp_path)
     trace("--out", "some/where", "--name", "mine", keeps, folder=tmp_path)
     trace("--out", "some/where", keeps, folder=tmp_path)
-    named, second, dated = sorted((tmp_path / "some" / "where").iterdir(), key=lambda folder: (not folder.name.startswith("mine"), folder.name))
+    named, second, dated = sorted(
+        (tmp_path / "some" / "where").iterdir(), key=lambda folder: (not folder.name.startswith("mine"), folder.name)
+    )
     assert (named.name, second.name) == ("mine", "mine-2")
     assert dated.name.endswith("-keeps")
 
@@ -250,7 +252,7 @@ def test_a_traced_training_prints_and_ends_as_it_does_alone(plain_training, trac
     assert plain_training.returncode == 7
     assert done.returncode == 7
     assert done.stdout == plain_training.stdout
-    assert done.stdout.startswith("weights ")
+    assert "weights " in done.stdout
     (line,) = [line for line in own_lines(done.stderr) if "recorded 3 step(s)" in line]
     assert "no ModelScope trainer ran" not in done.stderr
     assert str(folder / "msprobe-runs" / "run") in line

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 
 import torch
 from modelscope.trainers.hooks.hook import Hook
@@ -69,7 +70,7 @@ def test_the_children_that_are_called_are_recorded_with_the_number_of_the_call(t
         assert calls_of(records, step) == CALLS
         modules = [record for record in of_kind(records, "module") if record.step == step]
         assert [module.seq for module in modules] == sorted(module.seq for module in modules)
-        assert all(earlier.start_ns + earlier.host_ns <= later.start_ns for earlier, later in zip(modules, modules[1:], strict=False))
+        assert all(earlier.start_ns + earlier.host_ns <= later.start_ns for earlier, later in itertools.pairwise(modules))
 
 
 def test_calling_the_model_gives_the_same_records_as_calling_its_forward(tmp_path):

@@ -59,7 +59,11 @@ def importers_of(package, top_only=False):
 
 
 def below(*rooms):
-    return {name for name in MODULES if name.startswith(tuple(f"msprobe.{room}." for room in rooms)) or name in {f"msprobe.{room}" for room in rooms}}
+    return {
+        name
+        for name in MODULES
+        if name.startswith(tuple(f"msprobe.{room}." for room in rooms)) or name in {f"msprobe.{room}" for room in rooms}
+    }
 
 
 def test_the_sources_are_found():

@@ -1,10 +1,12 @@
 """Phases: every moment of a step is in the span of what ran then, and the spans fit together."""
 
+import itertools
 import time
 
 import pytest
 import torch
 from modelscope.trainers.hooks.hook import Hook
+from modelscope.trainers.hooks.optimizer.base import OptimizerHook, OptimizerProcessor
 from recorded import children, end_of, events_of, index_of_hook, label, leaves, of_kind, steps_of
 from trainings import Known, Repeated, build_trainer, enable_amp_on_cpu, evaluating, three_four
 
@@ -147,7 +149,7 @@ def test_spans_nest_and_siblings_do_not_overlap(tmp_path):
 def test_the_steps_of_an_epoch_tile_time(tmp_path):
     steps = steps_of(record(tmp_path, epochs=2))
     assert [step.epoch for step in steps] == [0] * STEPS + [1] * STEPS
-    for one, next_one in zip(steps, steps[1:], strict=False):
+    for one, next_one in itertools.pairwise(steps):
         if one.epoch == next_one.epoch:
             assert one.start_ns + one.wall_ns == next_one.start_ns
         else:
@@ -247,6 +249,35 @@ def test_an_evaluation_in_mid_training_is_inside_its_hook(tmp_path):
     assert of_kind(records, "end")[0].steps == STEPS
 
 
+class OwnProcessor(OptimizerProcessor):
+    """A processor that somebody's hook puts in, as ModelScope's hooks for AMP and DeepSpeed do."""
+
+
+class Swaps(Hook):
+    """Puts its processor in whenever processors are registered: always, or as DeepSpeed's hook does, unless it is there."""
+
+    def __init__(self, always):
+        self.always = always
+        self.swaps = 0
+
+    def register_processor(self, trainer):
+        for hook in trainer.get_hook(OptimizerHook):
+            if self.always or not isinstance(hook.processor, OwnProcessor):
+                hook.set_processor(OwnProcessor())
+                self.swaps += 1
+
+
+@pytest.mark.parametrize(("always", "swaps"), [(True, 3), (False, 1)], ids=["always", "unless-there"])
+def test_a_processor_that_is_put_in_anew_by_an_evaluation_is_seen_too(always, swaps, tmp_path):
+    hook = Swaps(always)
+    records = record(tmp_path, callbacks=[hook], **evaluating(by_epoch=False, interval=2))
+    assert of_kind(records, "model")[0].processor == "OwnProcessor"
+    for step in steps_of(records):
+        names = [inside.name for inside in children(step, index_of_hook(step, "OptimizerHook"))]
+        assert names == ["backward", "optimizer_step", "zero_grad"]
+    assert hook.swaps == swaps  # as often as without msprobe: at the begin, and at each of two evaluations
+
+
 def test_an_evaluation_after_an_epoch_is_in_the_stage(tmp_path):
     records = record(tmp_path, epochs=2, model=NapsInEvaluation(), **evaluating(by_epoch=True, interval=1))
     stages = [stage for stage in of_kind(records, "stage") if stage.stage == "after_train_epoch"]
@@ -310,5 +341,3 @@ def test_an_optimizer_that_calls_its_parents_step_updates_once(tmp_path):
     for step in steps_of(record(tmp_path, **with_optimizer(NapsInStep))):
         assert [phase.name for phase in step.phases].count("optimizer_step") == 1
         assert [update.outcome for update in step.updates] == ["done"]
-
-

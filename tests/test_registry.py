@@ -73,3 +73,9 @@ def test_modelscopes_own_hook_and_processor_are_unchanged(tmp_path):
         trainer.train()
         assert trainer.get_hook(OptimizerHook)  # found by exact class, as AMP looks for it
     assert [registered()["OptimizerHook"], dict(vars(OptimizerHook)), dict(vars(OptimizerProcessor))] == before
+
+
+def test_a_traced_script_may_register_a_class_of_that_name(on_and_off):
+    off, on = on_and_off("train_with_own_trace_hook.py")
+    assert "the script's own hook 2" in off.stdout
+    assert [record["kind"] for record in on.records()].count("step") == 3

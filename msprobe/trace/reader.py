@@ -23,7 +23,7 @@ from msprobe.trace.lines import UnknownKind, Unreadable, decoded, numbered
 from msprobe.trace.tensors import TensorStream
 
 RUNS_FOLDER = Path("msprobe-runs")
-_RANK_FILE = re.compile(r"rank([0-9]{1,9})(?:-([0-9]{1,18}))?\.jsonl")
+_RANK_FILE = re.compile(r"rank([0-9]{1,9})(?:-([0-9]{1,18})(?:-[0-9]{1,9})?)?\.jsonl")
 _HEADER_BYTES = 4 * 1024 * 1024
 
 _Kind = TypeVar("_Kind", bound=schema.Record)

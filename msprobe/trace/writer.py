@@ -7,6 +7,8 @@ programs that the training starts, and the file's permissions follow the umask. 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -80,8 +82,12 @@ class TraceWriter:
 
 
 def open_rank_file(folder: Path, rank: int, warn: Callable[[str], None]) -> TraceWriter:
-    """Return a writer for `rank00000.jsonl`; a second process of the same rank gets `rank00000-<pid>.jsonl`."""
-    try:
-        return TraceWriter(folder / f"rank{rank:05d}.jsonl", warn)
-    except FileExistsError:
-        return TraceWriter(folder / f"rank{rank:05d}-{os.getpid()}.jsonl", warn)
+    """Return a writer for `rank00000.jsonl`; a second process of the same rank gets `rank00000-<pid>.jsonl`, its next file a number too."""
+    pid = os.getpid()
+    names = itertools.chain(
+        (f"rank{rank:05d}", f"rank{rank:05d}-{pid}"), (f"rank{rank:05d}-{pid}-{number}" for number in itertools.count(2))
+    )
+    for name in names:
+        with contextlib.suppress(FileExistsError):
+            return TraceWriter(folder / f"{name}.jsonl", warn)
+    raise AssertionError("names never end")

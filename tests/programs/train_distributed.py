@@ -9,7 +9,6 @@ import sys
 import torch
 import torch.distributed as distributed
 from modelscope.trainers.hooks.hook import Hook
-from modelscope.trainers.parallel.utils import is_parallel  # noqa: F401
 from modelscope.utils.constant import DistributedParallelType
 from torch.nn.parallel import DistributedDataParallel
 from trainings import Known, Repeated, build_trainer

@@ -1,4 +1,4 @@
-"""Run the repository's Dreambooth script on the tiny model and save what it computed: train_dreambooth.py STATE [--amp] [OPTIONS of the script].
+"""Run the repository's Dreambooth script and save what it computed: train_dreambooth.py STATE [--amp] [OPTIONS of the script].
 
 `--amp` puts torch's enabled CPU scaler and autocast where ModelScope looks for those of CUDA.
 """

@@ -2,8 +2,9 @@
 
 import os
 
-import msprobe
 from trainings import build_trainer
+
+import msprobe
 
 msprobe.enable(name="forked")
 child = os.fork()

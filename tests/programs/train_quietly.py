@@ -4,13 +4,13 @@ import argparse
 import sys
 import tempfile
 
+import torch
+from trainings import build_trainer
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--enable", action="store_true")
 arguments, _ = parser.parse_known_args()
-
-import torch
-from trainings import build_trainer
 
 if arguments.enable:
     import msprobe

@@ -11,10 +11,8 @@ if way == "callback":
 
     settings["callbacks"] = [TraceHook()]
 if way == "configuration":
-    from msprobe import TraceHook  # noqa: F401  # imported for ModelScope to find it
-    from msprobe.host.hooks import register_trace_hook
+    from msprobe import TraceHook  # imported for ModelScope to find it
 
-    register_trace_hook()
     settings["hooks"] = [{"type": "TraceHook"}]
 # BestCkptSaverHook keeps a state, which ModelScope saves under the number of its hook.
 best = {"metric_key": "seen", "rule": "max", "interval": 1}

@@ -47,7 +47,9 @@ def three_four(length):
     return Repeated([{"x": torch.tensor([3.0, 4.0])}], length)
 
 
-def configuration(folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, hooks=(), batch_size=1, scheduler=None, evaluation=None, **train):
+def configuration(
+    folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, hooks=(), batch_size=1, scheduler=None, evaluation=None, **train
+):
     """Write a training configuration into `folder` and return its path."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,9 @@ def configuration(folder, *, epochs=1, optimizer="SGD", lr=0.1, options=None, ho
     return str(path)
 
 
-def build_trainer(folder, model=None, dataset=None, steps=3, trainer_class=EpochBasedTrainer, callbacks=None, trainer_arguments=None, **settings):
+def build_trainer(
+    folder, model=None, dataset=None, steps=3, trainer_class=EpochBasedTrainer, callbacks=None, trainer_arguments=None, **settings
+):
     """Return a real trainer of `Known` (or another model) for that many iterations of one epoch."""
     return trainer_class(
         model=model if model is not None else Known(),
@@ -132,7 +136,9 @@ class Witness(Hook):
         self.rates = []
 
     def after_train_iter(self, trainer):
-        self.losses.append({key: float(value).hex() for key, value in trainer.log_buffer.val_history.items() for value in value[-1:] if "loss" in key})
+        self.losses.append(
+            {key: float(value).hex() for key, value in trainer.log_buffer.val_history.items() for value in value[-1:] if "loss" in key}
+        )
         self.rates.append([float(group["lr"]).hex() for group in trainer.optimizer.param_groups])
 
 
