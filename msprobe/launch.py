@@ -37,6 +37,8 @@ def launch(config: Config, target: Sequence[str]) -> None:
     command = command_line(target)
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]}: there is no such script or command")
+    if _is_missing_script(target):
+        os.execv(command[0], command)  # python says best what is wrong, and nothing will be recorded
     environment = traced_environment(config, target, os.environ)
     is_outermost = TRACE_VARIABLE not in os.environ
     if is_outermost and not config.quiet and environment.get("RANK", "0") == "0":
@@ -84,6 +86,10 @@ def script_name(target: Sequence[str]) -> str:
         if word.endswith((".py", ".pyz", ".zip", *_SHELL_SUFFIXES)):
             return folder.script_stem([word])
     return folder.script_stem([target[0]])
+
+
+def _is_missing_script(target: Sequence[str]) -> bool:
+    return target[0] not in ("-", "-m") and _is_python_target(target[0]) and not Path(target[0]).exists()
 
 
 def _is_python_target(word: str) -> bool:

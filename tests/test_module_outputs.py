@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -120,3 +122,22 @@ def test_recording_every_output_leaves_the_training_bit_identical(on_and_off):
     _, on = on_and_off("train_known.py", settings, environment={"MSPROBE_TENSORS": "module.output\nparam.grad"})
     outputs = [record for record in on.records() if record["kind"] == "tensor" and record["role"] == "module.output"]
     assert len(outputs) == 6
+
+
+def test_a_pattern_that_selects_nothing_is_said_with_the_names_that_come_near(tmp_path, capfd):
+    records, _ = train(tmp_path, steps=1, tensors=["module.output:lineal", "param.grad:block.*"])
+    (event,) = [record for record in records if type(record).__name__ == "EventRecord" and record.code == "pattern_selects_nothing"]
+    assert event.data["pattern"] == "module.output:lineal"
+    assert "linear" in event.data["near"]
+    assert "module.output:lineal selects nothing" in capfd.readouterr().err
+
+
+def test_the_summary_names_the_first_module_output_that_was_not_finite(zygote, tmp_path):
+    run = zygote.run(
+        "train_not_finite.py", folder=tmp_path, trace=True, environment={"MSPROBE_TENSORS": "module.output\nparam.grad"}
+    ).check()
+    page = subprocess.run([sys.executable, "-m", "msprobe", "summary", str(run.trace())], capture_output=True, text=True, check=True).stdout
+    text = " ".join(page.split())
+    assert "Step 2: the loss was NaN" in text
+    assert "first module output that was not finite is that of body.inner (call 0): 1 NaN among 4 values" in text
+    assert "run again" not in text

@@ -129,7 +129,7 @@ def test_an_exception_is_told_with_its_phase_and_module(capsys, tmp_path):
     records = [made.header(), made.model(), made.step(0), made.step(1, complete=False), failure, made.end(1, "exception")]
     out = flat(page(capsys, tmp_path, records))
     assert "exception after 1 step; in step 1, phase forward, module unet.mid_block: ValueError: no" in out
-    assert "1 step (0 to 1, epoch 0); 1 broken off" in out
+    assert "1 step (0, epoch 0); 1 broken off (step 1)" in out
     assert "# the step that was broken off msprobe show" in out
     assert "run --step 1" in out
 

@@ -25,14 +25,16 @@ class Ending:
 class Progress:
     """What was done.
 
-    `steps` counts the finished ones, `broken_off` the others. `updates` counts steps in which an optimizer changed weights, `skipped`
-    those whose update a loss scaler skipped, `unknown` the finished ones whose outcome was not recorded. `unapplied_micro_steps` are the
-    micro-steps since the last update of each `train()`: their gradients were never used. `cut`: a `train()` has no `end` record.
-    `missing_steps`: how many of the steps that the `end` records count are not in the trace.
+    `steps` counts the finished ones, from `first_step` to `last_step`, `broken_off` the others (`broken_step` is the last). `updates`
+    counts steps in which an optimizer changed weights, `skipped` those whose update a loss scaler skipped, `unknown` the finished ones
+    whose outcome was not recorded. `unapplied_micro_steps` are the micro-steps since the last update of each `train()`: their gradients
+    were never used. `cut`: a `train()` has no `end` record. `missing_steps`: how many of the steps that the `end` records count are not
+    in the trace.
     """
 
     steps: int
     broken_off: int
+    broken_step: int | None
     first_step: int | None
     last_step: int | None
     first_epoch: int | None
@@ -54,6 +56,7 @@ class ProgressCount:
     def __init__(self) -> None:
         self._steps = 0
         self._broken_off = 0
+        self._broken_step: int | None = None
         self._first: StepRecord | None = None
         self._last: StepRecord | None = None
         self._updates = 0
@@ -73,12 +76,13 @@ class ProgressCount:
 
     def add_step(self, step: StepRecord) -> None:
         """Count a step."""
-        self._first = self._first or step
-        self._last = step
         self._count_outcome(step)
         if not step.complete:
             self._broken_off += 1
+            self._broken_step = step.step
             return
+        self._first = self._first or step
+        self._last = step
         self._steps += 1
         if step.accumulation is not None:
             self._sizes.add(step.accumulation.size)
@@ -110,6 +114,7 @@ class ProgressCount:
         return Progress(
             steps=self._steps,
             broken_off=self._broken_off,
+            broken_step=self._broken_step,
             first_step=first.step if first else None,
             last_step=last.step if last else None,
             first_epoch=first.epoch if first else None,

@@ -15,6 +15,8 @@ from msprobe.analysis.health import Health, HealthCheck
 from msprobe.analysis.losses import Losses, LossSeries
 from msprobe.analysis.modules import ModuleRow, ModuleTimes
 from msprobe.analysis.norms import Norms, NormSeries
+from msprobe.analysis.origin import Origins
+from msprobe.analysis.outside import OutsideTimes, StageTime
 from msprobe.analysis.overview import ModelOverview, Overview
 from msprobe.analysis.phases import PhaseTable, PhaseTimes
 from msprobe.analysis.progress import Progress, ProgressCount
@@ -38,6 +40,8 @@ class RankSummary:
     gradient_norms: list[NormSeries]
     settings: SettingSeries
     health: Health
+    origins: dict[int, schema.TensorRecord | None]
+    outside: list[StageTime]
     events: list[EventGroup]
 
 
@@ -54,6 +58,8 @@ class _Collectors:
         self.norms = Norms()
         self.settings = Settings()
         self.health = HealthCheck()
+        self.origins = Origins()
+        self.outside = OutsideTimes()
         self.events = Events()
 
     def add(self, record: schema.AnyRecord) -> None:
@@ -65,8 +71,11 @@ class _Collectors:
             case schema.TensorRecord():
                 self.overview.add_tensor(record)
                 self.health.add_tensor(record)
+                self.origins.add(record)
             case schema.NormsRecord():
                 self.overview.add_norms(record)
+            case schema.StageRecord():
+                self.outside.add(record)
             case schema.EventRecord():
                 self.events.add(record)
             case schema.ModelRecord():
@@ -110,5 +119,7 @@ def _summarise_file(file: RankFile) -> RankSummary:
         gradient_norms=found.norms.told(),
         settings=found.settings.told(),
         health=found.health.told(),
+        origins=found.origins.told(),
+        outside=found.outside.told(),
         events=found.events.told(),
     )

@@ -11,6 +11,8 @@ import math
 import msgspec
 
 from msprobe.capture.recorder import Recorder
+from msprobe.codec import spell
+from msprobe.notice import say
 from msprobe.schema import EndReason, EndRecord, OptimizerInfo, StepRecord
 
 
@@ -31,6 +33,7 @@ class Ledger:
         if not record.complete:
             return
         self.steps += 1
+        self._recorder.finished_steps += 1
         self.optimizer_steps += sum(update.outcome == "done" for update in record.updates)
         self.skipped_steps += sum(update.outcome == "skipped" for update in record.updates)
         self.unapplied_micro_steps = self.unapplied_micro_steps + 1 if record.optimizer_step == "none" else 0
@@ -60,6 +63,13 @@ class Ledger:
             )
             self._recorder.event("clip_saw_scaled", "warning", message, self._train, step, parameters=names[:100], count=len(names))
 
+    def pattern_selects_nothing(self, pattern: str, near: list[str]) -> None:
+        """Warn that a pattern of `--tensors` matches nothing in this model: a typing error would cost the whole training's record."""
+        hint = f"; near it are {', '.join(near)}" if near else ""
+        message = f"--tensors {pattern} selects nothing in this model{hint}"
+        say(message)
+        self._recorder.event("pattern_selects_nothing", "warning", message, self._train, pattern=pattern, near=near)
+
     def compiled(self) -> None:
         """Say that the model is compiled, so that its modules cannot be looked into."""
         message = "the model is compiled: a hook would change what was compiled, so its modules are neither timed nor measured"
@@ -88,7 +98,7 @@ class Ledger:
             self._nonfinite(record.step, "gradient norm", "before_clip", norm)
 
     def _nonfinite(self, step: int, what: str, name: str, value: float) -> None:
-        message = f"the {what} {name!r} of step {step} is {value}, the first that is not finite"
+        message = f"the {what} ({name}) of step {step} is {spell(value)}: the first that is not finite"
         self._recorder.event("nonfinite", "warning", message, self._train, step, what=what, name=name, value=value)
 
     def _first(self, what: str) -> bool:

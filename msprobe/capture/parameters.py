@@ -41,6 +41,10 @@ class ParameterTable:
         wanted = [pattern for pattern in patterns if pattern.role == "param.grad"]
         return [number for number, names in enumerate(self.names) if any(pattern.matches(name) for pattern in wanted for name in names)]
 
+    def first_names(self) -> list[str]:
+        """Return every parameter's first name, in order."""
+        return [names[0] for names in self.names]
+
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Return a parameter's first name, or None if it is not the model's."""
         number = self.number.get(id(parameter))

@@ -38,6 +38,7 @@ class Recorder:
         self.origin_ns = now_ns()
         self.started_unix_ns = time.time_ns()
         self.next_step = 0
+        self.finished_steps = 0
         self.trains = 0
         self.rank = 0
         self._header = header

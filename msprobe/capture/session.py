@@ -9,6 +9,7 @@ ModelScope: stages and hooks are names to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.memory import memory_reader
 from msprobe.capture.modules import Call, ModuleTimer, innermost_module, is_compiled
 from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
-from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.parameters import ParameterTable, plain_name
 from msprobe.capture.publishing import Publisher
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.spans import Span
@@ -77,8 +78,17 @@ class Session(UpdateEntries):
         self._timer.install()
         if is_compiled(model):
             self.ledger.compiled()
+        self._report_idle_patterns(model, table)
         self._outputs = OutputRecorder(selected_modules(model, self.recorder.config.tensors), self._selected_begins, self._selected_ends)
         return table
+
+    def _report_idle_patterns(self, model: nn.Module, table: ParameterTable) -> None:
+        """Say which patterns select nothing in this model, with the names that come near."""
+        for pattern in self.recorder.config.tensors:
+            known = table.first_names() if pattern.role == "param.grad" else [plain_name(name) for name, _ in model.named_modules() if name]
+            selected = table.selected([pattern]) if pattern.role == "param.grad" else selected_modules(model, [pattern])
+            if not selected and not is_compiled(model):
+                self.ledger.pattern_selects_nothing(str(pattern), get_close_matches(pattern.glob.rstrip("*."), known, cutoff=0.4))
 
     @entry
     def broken(self, error: BaseException) -> None:

@@ -63,9 +63,12 @@ def _run(arguments: Sequence[str]) -> int:
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = _parser(verb)
     try:
-        parsed = parser.parse_args(arguments)
+        parsed, unknown = parser.parse_known_args(arguments)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
+    if unknown:
+        hint = "; the script's own options stand after the script" if verb == "trace" else ""
+        raise UsageError(f"{verb or 'msprobe'}: unknown option {unknown[0]}{hint} (see: msprobe {verb or ''} --help)".replace("  ", " "))
     if parsed.verb is None:
         parser.print_help()
         return 0

@@ -124,7 +124,7 @@ def _at_exit(recorder: Recorder) -> None:
         return
     if recorder.wrote_anything:
         if not recorder.config.quiet and recorder.rank == 0:
-            say(f"recorded {recorder.next_step} step(s) in {recorder.folder}; next: msprobe summary {recorder.folder}")
+            say(f"recorded {recorder.finished_steps} step(s) in {recorder.folder}; next: msprobe summary {recorder.folder}")
         return
     untraced.report(recorder.folder, recorder.config.quiet, os.environ.get(untraced.LAUNCHER_VARIABLE))
 

@@ -38,6 +38,8 @@ def hook_page(path: str, file: str, tables: Sequence[HookTable]) -> Iterator[Ren
             yield heading(f"train() {', '.join(map(str, hooks.trains))}")
         for stage in hooks.stages:
             yield from _stage(stage)
+    if any(hook.hook == "OptimizerHook" for hooks in tables for stage in hooks.stages for hook in stage.hooks):
+        yield note("OptimizerHook's time holds what recording took between its phases (step.probe_ns).")
 
 
 def _stage(stage: Stage) -> Iterator[RenderableType]:

@@ -29,7 +29,8 @@ _Row = tuple[str, Told]
 
 def loss_section(losses: LossSeries) -> Iterator[RenderableType]:
     """Yield the losses and their addends."""
-    rows = [*losses.loss.items(), *((f"+ {name}", told) for name, told in losses.loss_terms.items())]
+    terms = losses.loss_terms if len(losses.loss_terms) > 1 else {}  # a single one is the loss itself
+    rows = [*losses.loss.items(), *((f"+ {name}", told) for name, told in terms.items())]
     yield heading("Loss")
     yield from _curves(rows, "No loss was recorded.")
 

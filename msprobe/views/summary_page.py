@@ -17,12 +17,12 @@ from msprobe.analysis.health import BadValue, Health
 from msprobe.analysis.overview import Overview, Tally
 from msprobe.analysis.progress import Progress
 from msprobe.analysis.summary import RankSummary
-from msprobe.schema import RunRecord
+from msprobe.schema import RunRecord, TensorRecord
 from msprobe.views.layout import Cell, command_line, facts, heading, sentence, table
 from msprobe.views.numbers import duration, number, size
 from msprobe.views.series_table import loss_section, norm_section, setting_section
 from msprobe.views.text import counted, label
-from msprobe.views.time_tables import median_step, module_section, phase_section
+from msprobe.views.time_tables import median_step, module_section, outside_section, phase_section
 
 _EVENTS = 12
 _STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
@@ -41,6 +41,7 @@ def summary_page(path: str, ranks: Sequence[RankSummary], shown: RankSummary) ->
     if shown.progress.steps or shown.progress.broken_off:
         yield from _health_section(ranks)
     yield from phase_section(shown.time)
+    yield from outside_section(shown.outside, shown.time)
     yield from module_section(shown.modules, shown.time)
     if shown.progress.steps or shown.progress.broken_off:
         yield from loss_section(shown.losses)
@@ -54,7 +55,7 @@ def summary_page(path: str, ranks: Sequence[RankSummary], shown: RankSummary) ->
 def _facts(shown: RankSummary, ranks: Sequence[RankSummary]) -> Iterator[tuple[str, Cell]]:
     overview = shown.overview
     if len(ranks) > 1:
-        yield "page of", label(f"rank {shown.rank} ({shown.file}), one of {len(ranks)} files; --rank shows another")
+        yield "rank", label(f"{shown.rank} ({shown.file}), one of {len(ranks)} files; --rank shows another")
     if overview.trainer is None:
         yield "trained", "nothing: no train() began" if shown.records else "nothing: there is no readable record"
     else:
@@ -130,18 +131,25 @@ def _steps(progress: Progress) -> str:
         f"{progress.first_epoch}" if progress.first_epoch == progress.last_epoch else f"{progress.first_epoch} to {progress.last_epoch}"
     )
     parts = [
-        f"{counted(progress.steps, 'step')} ({progress.first_step} to {progress.last_step}, epoch {epochs})",
+        f"{counted(progress.steps, 'step')} ({_range(progress)}epoch {epochs})",
         counted(progress.updates, "update"),
         f"{progress.skipped:,} skipped",
         counted(progress.unapplied_micro_steps, "unapplied micro-step"),
     ]
     if progress.broken_off:
-        parts.insert(1, f"{progress.broken_off:,} broken off")
+        parts.insert(1, f"{progress.broken_off:,} broken off (step {progress.broken_step})")
     if progress.unknown:
         parts.append(f"{progress.unknown:,} of unknown outcome")
     if any(accumulated > 1 for accumulated in progress.accumulation_sizes):
         parts.append(f"an update every {' or '.join(map(str, progress.accumulation_sizes))} steps")
     return "; ".join(parts)
+
+
+def _range(progress: Progress) -> str:
+    """Return which steps were finished."""
+    if progress.first_step is None:
+        return ""
+    return f"{progress.first_step}, " if progress.first_step == progress.last_step else f"{progress.first_step} to {progress.last_step}, "
 
 
 def _ended(shown: RankSummary) -> Text:
@@ -160,9 +168,10 @@ def _ended(shown: RankSummary) -> Text:
 
 
 def _place(event: EventGroup) -> str:
-    """Return where an exception was raised, as far as the event says."""
+    """Return where an exception was raised, as far as its message does not say so itself."""
     places = [f"step {event.first_step}"] if event.first_step is not None else []
-    places += [f"{key} {event.data[key]}" for key in ("phase", "module") if event.data.get(key)]
+    found = [(key, str(event.data[key])) for key in ("phase", "module") if event.data.get(key)]
+    places += [f"{key} {value}" for key, value in found if value not in event.message]
     return f"in {', '.join(places)}: " if places else ""
 
 
@@ -188,6 +197,9 @@ def _health_section(ranks: Sequence[RankSummary]) -> Iterator[RenderableType]:
     also = f" In the same step: {'; '.join(map(_described, health.also_bad[:3]))}." if health.also_bad else ""
     also += f" ({len(health.also_bad) - 3:,} more.)" if len(health.also_bad) > 3 else ""
     yield sentence(label(f"Step {value.step}{where}: {_described(value)}.{also}", style="bold red"))
+    origin = rank.origins.get(value.step)
+    if origin is not None:
+        yield sentence(label(_origin(origin), style="bold red"))
     yield sentence(f"{counted(health.bad_steps, 'step')} had a bad value{_skips(ranks)}.")
 
 
@@ -203,6 +215,15 @@ def _described(bad: BadValue) -> str:
     kinds = [f"{count:,} {kind}" for kind, count in (("NaN", bad.nan), ("+inf", bad.posinf), ("-inf", bad.neginf)) if count]
     of = "" if bad.numel is None else f" among {bad.numel:,} values"
     return f"{bad.what} held {', '.join(kinds)}{of}"
+
+
+def _origin(origin: TensorRecord) -> str:
+    """Say which module output was the first that was not finite, in execution order."""
+    kinds = [f"{count:,} {kind}" for kind, count in (("NaN", origin.nan), ("+inf", origin.posinf), ("-inf", origin.neginf)) if count]
+    path = f", {origin.path}" if origin.path else ""
+    of = f" among {origin.numel:,} values" if origin.numel is not None else ""
+    whose = f"{origin.name} (call {origin.call}{path})"
+    return f"In execution order, the first module output that was not finite is that of {whose}: {', '.join(kinds)}{of}."
 
 
 def _skips(ranks: Sequence[RankSummary]) -> str:
@@ -263,10 +284,10 @@ def next_commands(path: str, ranks: Sequence[RankSummary], shown: RankSummary) -
         option = f" --rank {bad[0].rank}" if bad[0].rank != ranks[0].rank else ""
         yield f"msprobe show {run} --step {bad[2].step}{option}", "the step with the first bad value"
         again = _trace_again(shown.header, bad[2].step)
-        if again is not None:
+        if again is not None and bad[2].step not in bad[0].origins:
             yield again, "run again, recording what every module of that step produced"
-    elif shown.progress.broken_off and shown.progress.last_step is not None:
-        yield f"msprobe show {run} --step {shown.progress.last_step}", "the step that was broken off"
+    elif shown.progress.broken_step is not None:
+        yield f"msprobe show {run} --step {shown.progress.broken_step}", "the step that was broken off"
     elif shown.time.slowest_step is not None:
         option = f" --rank {shown.rank}" if shown.rank != ranks[0].rank else ""
         slowest = duration(shown.time.slowest_step_ns)
@@ -281,4 +302,4 @@ def _trace_again(header: RunRecord | None, step: int) -> str | None:
     """Return the command that records the same script again, with the module outputs of one step."""
     if header is None or not header.argv or header.argv[0] in ("", "-c"):
         return None
-    return f"msprobe trace --tensors param.grad --tensors module.output:@leaf --steps {step} {shlex.join(header.argv)}"
+    return f"msprobe trace --tensors param.grad --tensors module.output --steps {step} {shlex.join(header.argv)}"

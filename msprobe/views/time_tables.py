@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import RenderableType
 
 from msprobe.analysis.modules import ModuleRow
+from msprobe.analysis.outside import StageTime
 from msprobe.analysis.phases import HookRow, PhaseRow, PhaseTable, Times
 from msprobe.views.layout import Cell, heading, note, table
 from msprobe.views.numbers import duration, percent
@@ -32,6 +33,26 @@ def phase_section(time: PhaseTable) -> Iterator[RenderableType]:
     yield table([*columns, "host"], rows) if on_device else table(columns, [row[:-1] for row in rows])
     yield note(_remark(time, on_device))
     yield from _hook_table(time.hooks)
+
+
+def outside_section(stages: Sequence[StageTime], time: PhaseTable) -> Iterator[RenderableType]:
+    """Yield the stages outside the steps, where they took time that counts beside that of the steps."""
+    total_ns = sum(row.total_ns for row in stages)
+    if total_ns < 0.01 * (time.step.total_ns or 0):
+        return
+    yield heading("Outside the steps")
+    rows: list[list[Cell]] = [
+        [
+            label(row.stage),
+            f"{row.count:,}",
+            duration(row.total_ns),
+            label(row.slowest_hook or ""),
+            duration(row.slowest_hook_ns) if row.slowest_hook else "",
+        ]
+        for row in stages
+        if row.total_ns >= 0.01 * total_ns
+    ]
+    yield table(["stage", "count", "total", "most by", "of it"], rows)
 
 
 def _phase_cells(row: PhaseRow) -> list[str]:
