@@ -66,7 +66,7 @@ class Config:
         quiet: nothing on stderr but warnings of failures.
     """
 
-    out: Path = field(default_factory=lambda: Path("msprobe-runs").absolute())
+    out: Path = field(default_factory=lambda: _read_path("msprobe-runs"))
     name: str | None = None
     run_dir: Path | None = None
     tensors: tuple[TensorPattern, ...] = tuple(TensorPattern(role) for role in DEFAULT_TENSORS)
@@ -140,15 +140,19 @@ def from_environment(environment: Mapping[str, str]) -> Config:
 
 
 def _read_path(value: Any) -> Path:
-    if not isinstance(value, (str, Path)):
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise UsageError(f"a folder is wanted, not {value!r}")
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user's home; a working folder that was removed
+        raise UsageError(f"the folder {value} cannot be found: {error}") from error
 
 
 def _read_name(value: Any) -> str:
     text = str(value)
-    if not text or "/" in text or "\0" in text or text in (".", "..") or len(text.encode("utf-8", "surrogateescape")) > 200:
-        raise UsageError(f"--name {text!r}: a run's name is one folder name (no slash, at most 200 bytes)")
+    is_plain = isinstance(value, str) and text.isprintable() and "/" not in text and text not in ("", ".", "..")
+    if not is_plain or len(text.encode("utf-8", "surrogatepass")) > 200:
+        raise UsageError(f"--name {text!r}: a run's name is one folder name (printable, no slash, at most 200 bytes)")
     return text
 
 

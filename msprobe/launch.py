@@ -45,7 +45,10 @@ def launch(config: Config, target: Sequence[str]) -> None:
         say(f"recording to {environment['MSPROBE_RUN_DIR']}")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(command[0], command, environment)
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:  # an executable file that the system cannot start, such as a shell script without its first line
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
 def command_line(target: Sequence[str]) -> list[str]:

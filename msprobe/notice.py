@@ -12,5 +12,6 @@ import os
 
 def say(message: str) -> None:
     """Write `msprobe: <message>` to stderr; a closed or full stderr is not an error."""
+    line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in message)
     with contextlib.suppress(OSError):
-        os.write(2, f"msprobe: {message}\n".encode("utf-8", "backslashreplace"))
+        os.write(2, f"msprobe: {line}\n".encode("utf-8", "backslashreplace"))

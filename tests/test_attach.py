@@ -193,8 +193,11 @@ def test_while_a_backward_runs_every_row_is_in_place(tmp_path):
             seen.update(rows(trainer))
             return gradient
 
+    in_forward = {}
+
     class Looked(Known):
         def forward(self, x):
+            in_forward.update(rows(trainer))
             return {"loss": LooksInBackward.apply(self.linear(x)).sum()}
 
     model = Looked()
@@ -202,8 +205,10 @@ def test_while_a_backward_runs_every_row_is_in_place(tmp_path):
     with msprobe.testing.capture():
         trainer.train()
     after = rows(trainer)
-    # The loss functions are watched only while a diffusion model's forward runs.
-    assert [row for row in after if seen[row] == after[row]] == ["`torch.nn.functional` the loss functions"]
+    # The model's children carry hooks only while forward runs, and the loss functions are watched only in that of a diffusion model.
+    only_in_forward = ["`torch.nn.functional` the loss functions", "the model's children forward hooks"]
+    assert [row for row in after if seen[row] == after[row]] == only_in_forward
+    assert in_forward[only_in_forward[1]] != after[only_in_forward[1]]
 
 
 @pytest.mark.parametrize("place", PLACES)

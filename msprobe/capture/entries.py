@@ -98,9 +98,13 @@ class Entries:
         if self in _running:
             _running.remove(self)
 
+    def is_of_this_thread(self) -> bool:
+        """Tell whether the training that is traced runs on this thread."""
+        return threading.get_ident() == self._thread
+
     def listens(self) -> bool:
         """Tell whether what happens now belongs to this session: it is the innermost open one of this thread."""
-        if self.ended or threading.get_ident() != self._thread:
+        if self.ended or not self.is_of_this_thread():
             return False
         return self is next((session for session in reversed(_running) if session._thread == self._thread), None)
 

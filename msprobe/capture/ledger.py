@@ -33,7 +33,6 @@ class Ledger:
         if not record.complete:
             return
         self.steps += 1
-        self._recorder.finished_steps += 1
         self.optimizer_steps += sum(update.outcome == "done" for update in record.updates)
         self.skipped_steps += sum(update.outcome == "skipped" for update in record.updates)
         self.unapplied_micro_steps = self.unapplied_micro_steps + 1 if record.optimizer_step == "none" else 0
@@ -71,8 +70,10 @@ class Ledger:
         self._recorder.event("pattern_selects_nothing", "warning", message, self._train, pattern=pattern, near=near)
 
     def compiled(self) -> None:
-        """Say that the model is compiled, so that its modules cannot be looked into."""
-        message = "the model is compiled: a hook would change what was compiled, so its modules are neither timed nor measured"
+        """Say once that torch.compile is in use, so that modules cannot be looked into."""
+        if not self._first("compiled"):
+            return
+        message = "torch.compile is in use: a hook would change what is compiled, so modules are neither timed nor measured"
         self._recorder.event("compiled_model", "info", message, self._train)
 
     def new_optimizer(self, step: int | None, info: OptimizerInfo) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from msprobe.capture.clock import Clock, Mark
@@ -51,6 +52,17 @@ class Call:
         )
 
 
+class _Open:
+    """A module that is being timed; `depth` counts its calls of itself."""
+
+    __slots__ = ("call", "depth", "module")
+
+    def __init__(self, module: nn.Module, call: Call) -> None:
+        self.module = module
+        self.call = call
+        self.depth = 0
+
+
 class ModuleTimer:
     """Times the outermost called candidates below a model.
 
@@ -66,60 +78,61 @@ class ModuleTimer:
         begin: Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Call | None],
         finish: Callable[[Call], None],
     ) -> None:
-        self._model = model
         self._begin = begin
         self._finish = finish
-        self._handles: dict[str, list[Any]] = {}
-        self._open: list[tuple[nn.Module, Call]] = []
+        self._candidates = _candidates(model)
+        self._handles: list[Any] = []
+        self._open: _Open | None = None
         self._inner: set[str] = set()
+        self._outermost: set[str] = set()
 
     def call_of(self, module: nn.Module) -> Call | None:
         """Return the open call of a module that is being timed."""
-        return self._open[-1][1] if self._open and self._open[-1][0] is module else None
+        return self._open.call if self._open is not None and self._open.module is module else None
 
     def install(self) -> None:
-        """Hook the candidates; a compiled module is left alone, since hooks on it would change what was compiled."""
-        for name, module in _candidates(self._model):
+        """Hook the candidates: forward begins."""
+        for name, module in self._candidates:
             entered = StowawayHook(functools.partial(self._entered, name))
-            left = StowawayHook(self._left)
-            # Called also when the module raises: the model may catch that and go on with another child.
-            self._handles[name] = [
+            # The second is called also when the module raises: the model may catch that and go on with another child.
+            self._handles += [
                 module.register_forward_pre_hook(entered, with_kwargs=True),
-                module.register_forward_hook(left, always_call=True),
+                module.register_forward_hook(StowawayHook(self._left), always_call=True),
             ]
 
     def remove(self) -> None:
-        """Take every hook out again."""
-        for name in list(self._handles):
-            self._unhook(name)
-        self._open.clear()
+        """Take every hook out: forward is over. Candidates that only ever ran inside others are candidates no more.
 
-    def step_ends(self) -> None:
-        """Unhook the candidates that turned out to run inside others, and forget calls that never returned.
-
-        After such a call (an exception that the script caught) it is not certain what ran inside what.
+        Where a call never returned it is not certain what ran inside what, so nothing is concluded.
         """
-        if not self._open:
-            for name in self._inner:
-                self._unhook(name)
-        self._inner.clear()
-        self._open.clear()
-
-    def _unhook(self, name: str) -> None:
-        for handle in self._handles.pop(name, ()):
+        for handle in self._handles:
             handle.remove()
+        self._handles.clear()
+        if self._open is None and self._inner - self._outermost:
+            self._candidates = [(name, module) for name, module in self._candidates if name not in self._inner - self._outermost]
+        self._inner.clear()
+        self._open = None
 
     def _entered(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if self._open:
-            self._inner.add(name)
+        if self._open is not None:
+            if self._open.module is module:
+                self._open.depth += 1
+            else:
+                self._inner.add(name)
             return
         call = self._begin(name, module, arguments, keywords)
         if call is not None:
-            self._open.append((module, call))
+            self._outermost.add(name)
+            self._open = _Open(module, call)
 
     def _left(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self._open and self._open[-1][0] is module:
-            self._finish(self._open.pop()[1])
+        if self._open is None or self._open.module is not module:
+            return
+        if self._open.depth:
+            self._open.depth -= 1
+            return
+        call, self._open = self._open.call, None
+        self._finish(call)
 
 
 class StowawayHook:
@@ -133,8 +146,9 @@ class StowawayHook:
         self._function = function
 
     def __call__(self, *arguments: Any) -> None:
-        """Run the hook."""
-        self._function(*arguments)
+        """Run the hook, but not while the module is being compiled: it would break the graph."""
+        if not is_compiling():
+            self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (sys.audit, "msprobe.hook_of_a_copy")
@@ -152,9 +166,30 @@ def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(found.values())[:MOST_CANDIDATES]
 
 
+def is_compiling() -> bool:
+    """Tell whether dynamo is tracing this very code; it takes the answer for a constant, so the hook leaves nothing in the graph."""
+    return bool(torch.compiler.is_compiling())
+
+
+def dynamo_is_in_use() -> bool:
+    """Tell whether this process has called `torch.compile` or compiled anything: hooks that come and go would make it compile again.
+
+    Asked of dynamo's own state, and only where it has been imported (diffusers and transformers do, without using it).
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    utils = sys.modules.get("torch._dynamo.utils")
+    backends = getattr(frames, "cached_backends", None) or {}
+    counters = getattr(utils, "counters", None) or {}
+    return any(backend is not None for backend in backends.values()) or bool(counters.get("frames", {}).get("total"))
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Tell whether a module was compiled: a hook added to it now would never fire, or break its graph."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
 
 
 def innermost_module(model: nn.Module, error: BaseException) -> str | None:

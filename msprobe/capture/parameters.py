@@ -6,11 +6,13 @@ replace it in mid-run) gets the next number. Nothing here reads a tensor's value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from msprobe.config import TensorPattern
 from msprobe.schema import GroupInfo, OptimizerInfo, ParameterInfo
@@ -25,7 +27,8 @@ class ParameterTable:
         self.number: dict[int, int] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._add(plain_name(name), parameter)
-        self.optimizers: list[Any] = []
+        # Weak, so that an optimizer that the script replaced is not kept alive; its number stays its own.
+        self._optimizers: list[Callable[[], Any]] = []
 
     def _add(self, name: str, parameter: torch.Tensor) -> None:
         known = self.number.get(id(parameter))
@@ -50,13 +53,23 @@ class ParameterTable:
         number = self.number.get(id(parameter))
         return None if number is None else self.names[number][0]
 
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers that are still in use, in the order of their numbers."""
+        return [optimizer for optimizer in (reference() for reference in self._optimizers) if optimizer is not None]
+
+    @property
+    def optimizers_seen(self) -> int:
+        """How many optimizers there ever were: the next one's number."""
+        return len(self._optimizers)
+
     def optimizer_number(self, optimizer: Any) -> int:
         """Return an optimizer's number, giving it the next one if it was never seen."""
-        for number, known in enumerate(self.optimizers):
-            if known is optimizer:
+        for number, reference in enumerate(self._optimizers):
+            if reference() is optimizer:
                 return number
-        self.optimizers.append(optimizer)
-        return len(self.optimizers) - 1
+        self._optimizers.append(_reference(optimizer))
+        return len(self._optimizers) - 1
 
     def describe_parameters(self) -> list[ParameterInfo]:
         """Return the model record's `parameters`."""
@@ -82,7 +95,7 @@ class ParameterTable:
         return ParameterInfo(
             id=number,
             name=first,
-            shape=list(parameter.shape),
+            shape=shape_of(parameter),
             dtype=dtype_name(parameter.dtype),
             requires_grad=parameter.requires_grad,
             optimizer=optimizer,
@@ -98,9 +111,9 @@ def describe_optimizer(number: int, optimizer: Any) -> OptimizerInfo:
 
 def _describe_group(group: dict[str, Any]) -> GroupInfo:
     options = {key: _plain(value) for key, value in group.items() if key not in ("params", "lr")}
-    rate = group.get("lr")
+    rate = _plain(group.get("lr"))
     return GroupInfo(
-        lr=rate if isinstance(rate, float) else float(rate) if isinstance(rate, int) else None,
+        lr=float(rate) if isinstance(rate, (int, float)) else None,
         parameters=len(group["params"]),
         options={key: value for key, value in options.items() if value is not _NOT_PLAIN},
     )
@@ -110,11 +123,29 @@ _NOT_PLAIN = object()
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """Return a value as JSON has it (numpy's float64 is a float that no encoder takes), or `_NOT_PLAIN`."""
+    if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
-        return list(value)
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
     return _NOT_PLAIN
+
+
+def _reference(target: Any) -> Callable[[], Any]:
+    """Return a weak reference, or where the class allows none a strong one."""
+    try:
+        return weakref.ref(target)
+    except TypeError:
+        return lambda: target
+
+
+def shape_of(parameter: torch.Tensor) -> list[int]:
+    """Return a parameter's shape; a lazy one has none yet."""
+    return [] if is_lazy(parameter) else list(parameter.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

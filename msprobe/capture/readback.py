@@ -23,7 +23,7 @@ def is_host(device: torch.device) -> bool:
 
 def pinned(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return host memory that a device copies into without waiting; torch's allocator reuses its blocks."""
-    return torch.empty(size, dtype=dtype, pin_memory=True)
+    return torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
 
 
 class Slot:

@@ -17,7 +17,7 @@ from typing import Any
 from msprobe.capture.clock import now_ns
 from msprobe.config import Config
 from msprobe.notice import say
-from msprobe.schema import EventRecord, Level, Record, RunRecord
+from msprobe.schema import EventRecord, Level, Record, RunRecord, StepRecord
 from msprobe.trace.writer import TraceWriter, open_rank_file
 
 MOST_FAILURES_REPORTED = 20
@@ -38,7 +38,7 @@ class Recorder:
         self.origin_ns = now_ns()
         self.started_unix_ns = time.time_ns()
         self.next_step = 0
-        self.finished_steps = 0
+        self.written_steps = 0
         self.trains = 0
         self.rank = 0
         self._header = header
@@ -69,7 +69,8 @@ class Recorder:
             self.rank = header.rank
             self._writer = open_rank_file(self.folder, header.rank, say)
             self._writer.write(header)
-        self._writer.write(record)
+        if self._writer.write(record) and isinstance(record, StepRecord) and record.complete:
+            self.written_steps += 1
 
     def event(self, code: str, level: Level, message: str, train: int | None = None, step: int | None = None, **data: Any) -> None:
         """Write an event that happened now."""

@@ -63,14 +63,14 @@ def norms(tensors: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
         shape `(len(tensors),)`, float64 (float32 where the device has no float64), on the tensors' device.
     """
     if not tensors:
-        return torch.empty(0, dtype=torch.float64)
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     if tensors[0].device.type == "cpu":
         return _norms_on_cpu(tensors, order)
     return _norms_on_device(tensors, order)
 
 
 def _norms_on_cpu(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
-    result = torch.empty(len(tensors), dtype=torch.float64)
+    result = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
     short: list[int] = []
     long: list[int] = []
     for index, tensor in enumerate(tensors):
@@ -153,7 +153,7 @@ def _norms_on_device(tensors: Sequence[torch.Tensor], order: float) -> torch.Ten
     for group in _by_dtype(tensors, filled):
         members = [tensors[index] for index in group]
         found = _foreach_norms(members, order, accumulate)
-        result[torch.tensor(group).to(result.device, non_blocking=True)] = torch.stack(found)
+        result[torch.tensor(group, device="cpu").to(result.device, non_blocking=True)] = torch.stack(found)
     return result
 
 
@@ -176,10 +176,10 @@ def compose(parts: Sequence[float], order: float) -> float:
     """
     largest = math.nan if any(math.isnan(part) for part in parts) else max(parts, default=0.0)
     if order == math.inf or largest == 0.0 or not math.isfinite(largest):
-        return largest if order > 0 else _norm_in_float64(torch.tensor(parts, dtype=torch.float64), order)
+        return largest if order > 0 else _norm_in_float64(torch.tensor(parts, dtype=torch.float64, device="cpu"), order)
     if order == 2.0:
         return largest * math.sqrt(math.fsum((part / largest) ** 2 for part in parts))
-    return _norm_in_float64(torch.tensor(parts, dtype=torch.float64), order)
+    return _norm_in_float64(torch.tensor(parts, dtype=torch.float64, device="cpu"), order)
 
 
 class Counts:

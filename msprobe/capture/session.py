@@ -8,6 +8,7 @@ ModelScope: stages and hooks are names to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -19,7 +20,7 @@ from msprobe.capture.clock import Mark, clock_for, now_ns
 from msprobe.capture.entries import entry
 from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.memory import memory_reader
-from msprobe.capture.modules import Call, ModuleTimer, innermost_module, is_compiled
+from msprobe.capture.modules import Call, ModuleTimer, dynamo_is_in_use, innermost_module, is_compiled
 from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
 from msprobe.capture.parameters import ParameterTable, plain_name
 from msprobe.capture.publishing import Publisher
@@ -75,9 +76,6 @@ class Session(UpdateEntries):
         if self._timer is not None:
             self._timer.remove()
         self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
-        self._timer.install()
-        if is_compiled(model):
-            self.ledger.compiled()
         self._report_idle_patterns(model, table)
         self._outputs = OutputRecorder(selected_modules(model, self.recorder.config.tensors), self._selected_begins, self._selected_ends)
         return table
@@ -116,10 +114,7 @@ class Session(UpdateEntries):
         if self.draft is not None:
             self._close_step(self.clock.mark(), complete=False)
         self.closes()
-        if self._timer is not None:
-            self._timer.remove()
-        if self._outputs is not None:
-            self._outputs.disarm()
+        self._take_module_hooks_out()
         self._publish_all()
         self.recorder.write(self.ledger.end_record(reason, self.recorder.dropped, self.probe_ns))
 
@@ -175,6 +170,8 @@ class Session(UpdateEntries):
         loaded = self.clock.mark()
         if self.table is None:
             return
+        if self.draft is not None:  # the script caught what broke the last iteration off, and went on
+            self._close_step(loaded, complete=False)
         origin = self._origin if self._origin is not None else loaded
         described = self._described if self.recorder.next_step in self.recorder.config.steps else ()
         draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table, described)
@@ -185,14 +182,20 @@ class Session(UpdateEntries):
         self.carried_ns = 0
         draft.spans.finish(draft.spans.begin("data_load", began), loaded)
         self.draft = draft
-        if self._outputs is not None and draft.index in self.recorder.config.steps:
-            self._outputs.arm()
 
     @entry
     def forward_begins(self) -> None:
-        """`before_train_iter` has run its hooks: the training step itself begins."""
-        if self.draft is not None:
-            self.draft.spans.begin("forward", self.clock.mark())
+        """`before_train_iter` has run its hooks: the training step itself begins.
+
+        The model carries hooks only until it ends, so what the script's own hooks copy, save or compile of it is free of them.
+        """
+        if self.draft is None:
+            return
+        if dynamo_is_in_use():
+            self.ledger.compiled()
+        else:
+            self._put_module_hooks_in(self.draft.index)
+        self.draft.spans.begin("forward", self.clock.mark())
 
     @entry
     def loss_computed(self, value: Any) -> None:
@@ -201,15 +204,16 @@ class Session(UpdateEntries):
             self.draft.loss_terms.loss_computed(value)
 
     @entry
-    def forward_ends(self, outputs: Mapping[str, Any] | None, loss_keys: Iterable[str], prior_weight: float | None) -> None:
+    def forward_ends(self, outputs: object, loss_keys: Iterable[str], prior_weight: float | None) -> None:
         """`after_train_iter` is about to run its hooks: forward is over; its losses are kept before a hook changes them."""
         if self.draft is None:
             return
         self.draft.spans.finish_all(self.clock.mark())
+        self._take_module_hooks_out()
         self.draft.loss_terms.prior_weight = prior_weight
-        for key, value in (outputs or {}).items():
-            if (key in loss_keys or "loss" in key) and _is_scalar(value):
-                self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else float(value)
+        for key, value in outputs.items() if isinstance(outputs, Mapping) else ():
+            if isinstance(key, str) and (key in loss_keys or "loss" in key) and _is_scalar(value):
+                self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else _float(value)
 
     @entry
     def step_ends(self) -> None:
@@ -279,11 +283,20 @@ class Session(UpdateEntries):
         draft.complete = complete
         draft.memory = self._read_memory()
         draft.readback.launch()
+        self._take_module_hooks_out()
+        self._publisher.add(draft)
+
+    def _put_module_hooks_in(self, step: int) -> None:
         if self._timer is not None:
-            self._timer.step_ends()
+            self._timer.install()
+        if self._outputs is not None and step in self.recorder.config.steps:
+            self._outputs.arm()
+
+    def _take_module_hooks_out(self) -> None:
+        if self._timer is not None:
+            self._timer.remove()
         if self._outputs is not None:
             self._outputs.disarm()
-        self._publisher.add(draft)
 
     def _publish_all(self) -> None:
         if self._publisher is not None:
@@ -315,6 +328,17 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _float(value: float) -> float:
+    """Return a Python number as a float, infinite where it is an integer beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def _one_line(error: BaseException) -> str:
-    """Return the exception's first line, at most 500 characters of it."""
-    return str(error).split("\n", 1)[0][:500]
+    """Return the exception's first line, at most 500 characters of it; nothing where its text itself raises."""
+    try:
+        return str(error).split("\n", 1)[0][:500]
+    except Exception:
+        return ""

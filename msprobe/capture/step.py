@@ -15,7 +15,7 @@ from msprobe.capture.clock import Clock, Mark
 from msprobe.capture.loss_terms import LossTerms
 from msprobe.capture.modules import Call
 from msprobe.capture.outputs import UNCOUNTED, Output
-from msprobe.capture.parameters import ParameterTable, dtype_name
+from msprobe.capture.parameters import ParameterTable, dtype_name, shape_of
 from msprobe.capture.readback import Readback, Slot
 from msprobe.capture.spans import Spans
 from msprobe.capture.statistics import fill
@@ -174,7 +174,7 @@ class StepWriter:
             role="param.grad",
             name=self._table.names[number][0],
             point=None if moment is None else moment.point,
-            shape=list(parameter.shape),
+            shape=shape_of(parameter),
             dtype=dtype_name(parameter.dtype),
             device=str(parameter.device),
             numel=parameter.numel(),

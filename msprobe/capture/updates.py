@@ -69,6 +69,7 @@ class PendingUpdate:
         self.keys = keys
         self.clippings: list[Clipping] = []
         self.before: Moment | None = None
+        self.begun = False
         self.ran = False
         self.overflow: list[Slot] | None = None
         self.scale_before: Slot | None = None
@@ -204,7 +205,7 @@ class StepUpdates:
             update.takes_gradients_as_they_are()
         else:
             update = within
-        update.ran = True
+        update.begun = True
         return update
 
     def _begin(self, optimizer: Any, scaler: Any) -> PendingUpdate:

@@ -78,23 +78,31 @@ class UpdateEntries(Entries):
             self.draft.updates.scaler_updated(scaler)
 
     @entry
-    def optimizer_step_begins(self, optimizer: Any, scaler: Any, within: PendingUpdate | None) -> Span | None:
+    def optimizer_step_begins(self, optimizer: Any, scaler: Any, within: PendingUpdate | None) -> tuple[PendingUpdate, Span | None] | None:
         """An optimizer's own step is about to run; within `scaler.step` it has no span of its own."""
         if self.draft is None:
             return None
         is_inner = self.draft.spans.is_within("optimizer_step")
-        if is_inner and (within is None or within.ran):  # a step that calls its parent class's is one step
+        if is_inner and (within is None or within.begun):  # a step that calls its parent class's is one step
             return None
         number = self._know(optimizer)
-        self.draft.updates.optimizer_step_begins(optimizer, scaler, within)
-        if is_inner:
-            return None
-        return self.draft.spans.begin("optimizer_step", self.clock.mark(), optimizer=number)
+        update = self.draft.updates.optimizer_step_begins(optimizer, scaler, within)
+        return update, None if is_inner else self.draft.spans.begin("optimizer_step", self.clock.mark(), optimizer=number)
+
+    @entry
+    def optimizer_step_ends(self, begun: tuple[PendingUpdate, Span | None] | None) -> None:
+        """An optimizer's own step has returned; one that raised has not updated."""
+        if begun is None or self.draft is None:
+            return
+        update, span = begun
+        if span is not None:
+            self.draft.spans.finish(span, self.clock.mark())
+        update.ran = True
 
     def _know(self, optimizer: Any) -> int:
         """Return an optimizer's number; one that was not there at the start is announced."""
         assert self.table is not None
-        known = len(self.table.optimizers)
+        known = self.table.optimizers_seen
         number = self.table.optimizer_number(optimizer)
         if number == known:
             info = describe_optimizer(number, optimizer)

@@ -9,6 +9,7 @@ Exit status: 0 done, 1 the answer is "no", 2 wrong usage or unreadable input, 13
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _NOBODY_READS
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except OSError as error:
+        return _fail(TraceError(f"{error.filename or 'the output'}: {error.strerror or error}"))
+    except RecursionError:
+        return _fail(TraceError("the trace is nested too deeply to be shown"))
     return status
 
 
@@ -96,7 +101,9 @@ def _version() -> str:
 
 
 def _fail(error: MsprobeError) -> int:
-    encoding = sys.stderr.encoding or "utf-8"
-    line = " ".join(str(error).split())
-    print(f"msprobe: {line}".encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
+    """Say what is wrong in one line; a stderr that takes nothing changes no exit status."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        encoding = sys.stderr.encoding or "utf-8"
+        line = " ".join(str(error).split())
+        print(f"msprobe: {line}".encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
     return 2

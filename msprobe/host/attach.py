@@ -124,7 +124,7 @@ def _at_exit(recorder: Recorder) -> None:
         return
     if recorder.wrote_anything:
         if not recorder.config.quiet and recorder.rank == 0:
-            say(f"recorded {recorder.finished_steps} step(s) in {recorder.folder}; next: msprobe summary {recorder.folder}")
+            say(f"recorded {recorder.written_steps} step(s) in {recorder.folder}; next: msprobe summary {recorder.folder}")
         return
     untraced.report(recorder.folder, recorder.config.quiet, os.environ.get(untraced.LAUNCHER_VARIABLE))
 
@@ -160,15 +160,18 @@ def _attach(trainer: Any) -> Attachment | None:
     """Attach to a trainer, or leave it alone: msprobe is disabled, it is attached already, or attaching failed."""
     if _process.config is None or attachment_of(trainer) is not None:
         return None
+    if any(not other.session.is_of_this_thread() for other in running()):
+        say("this training is not recorded: one in another thread is, and what msprobe watches belongs to the whole process")
+        return None
     attachment = None
     try:
         recorder = _recorder_for_train()
         attachment = Attachment(trainer, recorder, environment.progress(recorder))
         attachment.attach()
-    except Exception as error:
+    except BaseException as error:
         if attachment is not None:
             _detach(attachment, "exception")
-        if _process.config.strict:
+        if _process.config.strict or not isinstance(error, Exception):
             raise
         say(f"this training is not recorded ({type(error).__name__}: {error}); it goes on without")
         return None

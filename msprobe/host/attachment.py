@@ -6,6 +6,7 @@ processor's `backward`. It tells the session what happens and installs what `hos
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
@@ -63,7 +64,7 @@ class Attachment:
         self._shadow = seams.Patch(trainer, "invoke_hook", host_hooks.InvokeHook(trainer))
         self._hook: TraceHook | None = None
         self._stage_depth = 0
-        self._backward_seams: list[seams.BackwardSeams] = []
+        self._backward_seams: list[seams.BackwardSeams | None] = []
         self._forward_seams: seams.ForwardSeams | None = None
         self._wanted_end: EndReason | None = None
 
@@ -80,16 +81,24 @@ class Attachment:
         """Take everything out, in the opposite order, and close the session. Doing it twice does nothing."""
         if _running.pop(id(self.trainer), None) is None:
             return
-        if self._forward_seams is not None:
-            self._forward_seams.remove()
-        self._run_seams.remove()
-        self._shadow.remove()
+        with contextlib.ExitStack() as stack:  # the last first, and each whatever becomes of the others (a Ctrl-C in here)
+            stack.callback(self.session.ends, reason)
+            stack.callback(self._take_hook_out)
+            stack.callback(self._unwrap_processors)
+            stack.callback(self._shadow.remove)
+            stack.callback(self._run_seams.remove)
+            for bracket in (self._forward_seams, *self._backward_seams):
+                if bracket is not None:
+                    stack.callback(bracket.remove)
+
+    def _take_hook_out(self) -> None:
+        hooks = self.trainer._hooks
+        hooks[:] = [hook for hook in hooks if hook is not self._hook]
+
+    def _unwrap_processors(self) -> None:
         for hook in host_hooks.optimizer_hooks(self.trainer):
             if type(hook.processor) is TraceOptimizerProcessor:
                 hook.set_processor(hook.processor.__wrapped__)
-        if self._hook is not None and self._hook in self.trainer._hooks:
-            self.trainer._hooks.remove(self._hook)
-        self.session.ends(reason)
 
     def ask_to_detach(self, reason: EndReason) -> None:
         """Detach now, or, inside a stage's hooks, when they have run."""
@@ -120,18 +129,20 @@ class Attachment:
 
     @shielded
     def update_begins(self, processor: Any, loss_keys: Any) -> None:
-        """A processor's `backward` is about to run: put its seams in."""
+        """A processor's `backward` is about to run: put its seams in. One processor may call another's."""
+        self._backward_seams.append(None)
         self.update_state.scaler = seams.scaler_of(processor)
         self.session.update_begins(self.optimizers(), engine=_is_engine(processor))
         bracket = host_hooks.bracket(self, processor, list(loss_keys))
-        self._backward_seams.append(bracket)
+        self._backward_seams[-1] = bracket
         bracket.install()
 
     @shielded
     def update_ends(self) -> None:
         """A processor's `backward` has ended, normally or not: take its seams out."""
-        while self._backward_seams:
-            self._backward_seams.pop().remove()
+        bracket = self._backward_seams.pop() if self._backward_seams else None
+        if bracket is not None:
+            bracket.remove()
 
     def optimizers(self) -> list[Any]:
         """Return the trainer's optimizer, as it is now."""
@@ -144,7 +155,7 @@ class Attachment:
     def stage_begins(self, stage: str) -> None:
         """A stage's hooks are about to run."""
         self._stage_depth += 1
-        if stage == "before_train_iter" and self.session.draft is None:
+        if stage == "before_train_iter" and self._stage_depth == 1:
             self.session.step_begins(self.trainer.epoch, self.trainer.iter, getattr(self.trainer, "cumulative_iters", None))
         elif stage == "after_train_iter" and self._stage_depth == 1:
             if self._forward_seams is not None:

@@ -63,11 +63,18 @@ def header(recorder: Recorder) -> RunRecord:
         started_unix_ns=recorder.started_unix_ns,
         lag_steps=0 if device["type"] == "cpu" else 1,
         argv=list(sys.argv),
-        cwd=os.getcwd(),
+        cwd=_working_folder(),
         versions={"python": platform.python_version(), **{package: text for package, text in found.items() if text is not None}},
         device=device,
         config=recorder.config.describe(),
     )
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 def rank_now() -> tuple[int, int, int]:
@@ -101,7 +108,7 @@ def is_helper_process() -> bool:
 
 def progress(recorder: Recorder) -> Callable[[StepRecord], None] | None:
     """Return what shows progress after each step, or None where nobody looks (quiet, or stderr is not a terminal)."""
-    if recorder.config.quiet or not sys.__stderr__ or not sys.__stderr__.isatty():
+    if recorder.config.quiet or sys.__stderr__ is None or sys.__stderr__.closed or not sys.__stderr__.isatty():
         return None
     from msprobe.views.progress import ProgressLine
 

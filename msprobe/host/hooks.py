@@ -9,6 +9,7 @@ phases. Neither changes what the hooks around them see.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -86,8 +87,8 @@ class TraceOptimizerProcessor(wrapt.ObjectProxy):  # type: ignore[type-arg]  # o
         attachment = self._self_attachment
         if attachment.session.draft is None or not attachment.session.listens():
             return self.__wrapped__.backward(trainer, loss_keys, *arguments, **keywords)
-        attachment.update_begins(self.__wrapped__, loss_keys)
         try:
+            attachment.update_begins(self.__wrapped__, loss_keys)
             return self.__wrapped__.backward(trainer, loss_keys, *arguments, **keywords)
         finally:
             attachment.update_ends()
@@ -196,7 +197,8 @@ def optimizer_hooks(trainer: Any) -> list[Any]:
 
 def bracket(attachment: Attachment, processor: Any, loss_keys: list[str]) -> seams.BackwardSeams:
     """Return the seams for one call of a processor's `backward`."""
-    outputs = attachment.trainer.train_outputs
+    outputs = getattr(attachment.trainer, "train_outputs", None)
+    outputs = outputs if isinstance(outputs, Mapping) else {}
     calls = iter(loss_keys)
 
     def loss_of(tensors: Any) -> str | None:

@@ -14,7 +14,7 @@
 | `torch.nn.utils`, `torch.nn.utils.clip_grad` | `clip_grad_norm_` | the processor's `backward` begins | it ends |
 | the scaler's classes | `unscale_`, `step`, `update` | the processor's `backward` begins | it ends |
 | `torch.nn.functional` | the loss functions | a diffusion model's forward begins | it ends |
-| the model's children | forward hooks | `before_run` | `train()` ends |
+| the model's children | forward hooks | forward begins | it ends |
 
 The first four rows are `host.attach` and `host.hooks`, the last is `capture.modules`, the rest is here. Nothing here measures: it tells the
 session what happens. A patch is taken out only where it is still in place; if somebody patched on top of it, it stays and passes
@@ -73,7 +73,7 @@ class RunSeams:
             Patch(torch.nn.Module, "zero_grad", _traced_zero_grad(session, torch.nn.Module.zero_grad)),
         ]
         self._handles: list[Any] = []
-        self._spans: list[Any] = []
+        self._begun: list[Any] = []
 
     def install(self) -> None:
         """Hook every optimizer of the process; `optimizer.step` itself is never assigned, since schedulers wrap it."""
@@ -95,15 +95,14 @@ class RunSeams:
     def _step_begins(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         if self._session.listens():
             within = self._state.scaler_steps[-1] if self._state.scaler_steps else None
-            span = self._session.optimizer_step_begins(optimizer, self._state.scaler, within)
-            self._spans.append((optimizer, span))
+            self._begun.append((optimizer, self._session.optimizer_step_begins(optimizer, self._state.scaler, within)))
 
     def _step_ends(self, optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
         # A step that raised had no post-hook: its entry is dropped when an enclosing one ends.
-        while self._spans and self._session.listens():
-            begun, span = self._spans.pop()
-            if begun is optimizer:
-                self._session.span_ends(span)
+        while self._begun and self._session.listens():
+            owner, begun = self._begun.pop()
+            if owner is optimizer:
+                self._session.optimizer_step_ends(begun)
                 return
 
 
@@ -157,11 +156,9 @@ def _backward_patches(session: Session, state: UpdateState, processor: Any, loss
     from torch.nn.utils import clip_grad
 
     yield Patch(torch.autograd, "backward", _traced_backward(session, torch.autograd.backward, loss_of))
-    yield Patch(
-        OptimizerProcessor, "clip_grads", staticmethod(_traced_clip(session, state, OptimizerProcessor.clip_grads, trainable_only=True))
-    )
+    yield Patch(OptimizerProcessor, "clip_grads", staticmethod(_traced_clip(session, state, OptimizerProcessor.clip_grads, "params")))
     for module in (torch.nn.utils, clip_grad):
-        yield Patch(module, "clip_grad_norm_", _traced_clip(session, state, vars(module)["clip_grad_norm_"], trainable_only=False))
+        yield Patch(module, "clip_grad_norm_", _traced_clip(session, state, vars(module)["clip_grad_norm_"], "parameters"))
     for scaler_class in scaler_classes(processor):
         for name, wrap in _SCALER_METHODS.items():
             if name in vars(scaler_class):
@@ -188,19 +185,20 @@ def scaler_classes(processor: Any) -> list[type]:
     return list(dict.fromkeys([*([known] if known is not None else []), *(cls for cls in inherited if cls is not object)]))
 
 
-def _traced_zero_grad(session: Session, original: Callable[..., None]) -> Callable[..., None]:
+def _traced_zero_grad(session: Session, original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
-    def zero_grad(self: Any, *arguments: Any, **keywords: Any) -> None:
+    def zero_grad(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        bound = original.__get__(self, type(self))  # a class may hold any descriptor there
         if not session.listens() or session.is_within("zero_grad"):
-            return original(self, *arguments, **keywords)
+            return bound(*arguments, **keywords)
         set_to_none = bool(arguments[0] if arguments else keywords.get("set_to_none", True))
         if isinstance(self, torch.nn.Module):
             span = session.span_begins("zero_grad", optimizer=None, set_to_none=set_to_none)
         else:
             span = session.optimizer_span_begins("zero_grad", self, set_to_none=set_to_none)
-        original(self, *arguments, **keywords)
+        result = bound(*arguments, **keywords)
         session.span_ends(span)
-        return None
+        return result
 
     return zero_grad
 
@@ -217,51 +215,61 @@ def _watched_loss(session: Session, original: Callable[..., Any]) -> Callable[..
 
 def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Callable[[Any], str | None]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def backward(tensors: Any, *arguments: Any, **keywords: Any) -> Any:
+    def backward(*arguments: Any, **keywords: Any) -> Any:
         # A backward inside another (reentrant checkpointing) is part of the outer one.
         if not session.listens() or session.is_within("backward"):
-            return original(tensors, *arguments, **keywords)
-        key = loss_of(tensors)
+            return original(*arguments, **keywords)
+        key = loss_of(_argument(arguments, keywords, "tensors"))
         span = session.span_begins("backward", **({} if key is None else {"loss_key": key}))
-        result = original(tensors, *arguments, **keywords)
+        result = original(*arguments, **keywords)
         session.span_ends(span)
         return result
 
     return backward
 
 
-def _traced_clip(session: Session, state: UpdateState, original: Callable[..., Any], trainable_only: bool) -> Callable[..., Any]:
+def _argument(arguments: tuple[Any, ...], keywords: Mapping[str, Any], name: str) -> Any:
+    """Return the first argument of a call, however it was given; None where it is missing, which the original will say."""
+    return arguments[0] if arguments else keywords.get(name)
+
+
+def _traced_clip(session: Session, state: UpdateState, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Watch a clipping function, whose first parameter is called `name`: ModelScope's (`params`) takes only what is trained."""
+
     @functools.wraps(original)
-    def clip_grads(params: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not session.listens():
-            return original(params, *arguments, **keywords)
+    def clip_grads(*arguments: Any, **keywords: Any) -> Any:
+        parameters = _argument(arguments, keywords, name)
+        if not session.listens() or parameters is None:
+            return original(*arguments, **keywords)
         # `model.parameters()` is a generator: whoever walks it first leaves nothing for the clipping itself. It gets another one, since
         # torch warns of an empty generator and of nothing else that is empty.
-        taken = [params] if isinstance(params, torch.Tensor) else list(params)
-        handed = (
-            (parameter for parameter in taken) if isinstance(params, GeneratorType) else taken if isinstance(params, Iterator) else params
-        )
-        clipped = [parameter for parameter in taken if parameter.requires_grad] if trainable_only else taken
-        begun = session.clip_begins(clipped, _clip_arguments(arguments, keywords), state.scaler)
-        returned = original(handed, *arguments, **keywords)
+        taken = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        handed: Any = (item for item in taken) if isinstance(parameters, GeneratorType) else taken
+        if not isinstance(parameters, Iterator):
+            handed = parameters
+        rest = {key: value for key, value in keywords.items() if key != name}
+        clipped = [item for item in taken if getattr(item, "requires_grad", False)] if name == "params" else taken
+        begun = session.clip_begins(clipped, {**dict(zip(("max_norm", "norm_type"), arguments[1:], strict=False)), **rest}, state.scaler)
+        returned = original(handed, *arguments[1:], **rest)
         session.clip_ends(begun, clipped, returned, state.scaler)
         return returned
 
     return clip_grads
 
 
-def _clip_arguments(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(("max_norm", "norm_type"), arguments, strict=False)), **keywords}
+def _scales(scaler: Any) -> bool:
+    """Tell whether a scaler does anything; one of a script's own need not have torch's `is_enabled`."""
+    return bool(getattr(scaler, "_enabled", True))
 
 
 def _traced_unscale(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def unscale_(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not session.listens() or not self.is_enabled() or session.is_within("unscale", "optimizer_step"):
-            return original(self, optimizer, *arguments, **keywords)
+    def unscale_(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens() or not _scales(self) or session.is_within("unscale", "optimizer_step"):
+            return original(self, *arguments, **keywords)
         state.scaler = self
-        span = session.optimizer_span_begins("unscale", optimizer)
-        result = original(self, optimizer, *arguments, **keywords)
+        span = session.optimizer_span_begins("unscale", _argument(arguments, keywords, "optimizer"))
+        result = original(self, *arguments, **keywords)
         session.span_ends(span)
         return result
 
@@ -270,14 +278,15 @@ def _traced_unscale(session: Session, state: UpdateState, original: Callable[...
 
 def _traced_scaler_step(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def step(self: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not session.listens() or state.scaler_steps or not self.is_enabled():
-            return original(self, optimizer, *arguments, **keywords)
+    def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not session.listens() or state.scaler_steps or not _scales(self):
+            return original(self, *arguments, **keywords)
         state.scaler = self
+        optimizer = _argument(arguments, keywords, "optimizer")
         begun = session.scaler_step_begins(self, optimizer)
         state.scaler_steps.append(begun[0] if begun else None)
         try:
-            result = original(self, optimizer, *arguments, **keywords)
+            result = original(self, *arguments, **keywords)
         finally:
             state.scaler_steps.pop()
         session.scaler_step_ends(begun, self, optimizer)
@@ -289,7 +298,7 @@ def _traced_scaler_step(session: Session, state: UpdateState, original: Callable
 def _traced_scaler_update(session: Session, state: UpdateState, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not session.listens() or not self.is_enabled() or session.is_within("scaler_update"):
+        if not session.listens() or not _scales(self) or session.is_within("scaler_update"):
             return original(self, *arguments, **keywords)
         span = session.span_begins("scaler_update")
         result = original(self, *arguments, **keywords)

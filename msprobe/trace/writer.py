@@ -43,13 +43,13 @@ class TraceWriter:
             self._complain(error)
             return None
 
-    def write(self, record: Record) -> None:
-        """Append a record as one line; failures are counted and reported once, never raised."""
+    def write(self, record: Record) -> bool:
+        """Append a record as one line, and tell whether it is on disk; failures are counted and reported once, never raised."""
         if os.getpid() != self._pid:
-            return
+            return False
         if self._descriptor is None:
             self.dropped += 1
-            return
+            return False
         line = encode(record)
         try:
             written = os.write(self._descriptor, line)
@@ -60,6 +60,8 @@ class TraceWriter:
             self.dropped += 1
             self._complain(error)
             self._cut_torn_line()
+            return False
+        return True
 
     def close(self) -> None:
         """Close the file; later records are counted as dropped."""

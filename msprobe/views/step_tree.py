@@ -21,7 +21,7 @@ from msprobe.schema import EventRecord, GradNorm, LossTerm, ModuleRecord, Phase,
 from msprobe.trace.tensors import FROZEN, NO_GRADIENT
 from msprobe.views.layout import Cell, facts, heading, note, sentence, table
 from msprobe.views.numbers import duration, number, percent, size
-from msprobe.views.text import counted, label
+from msprobe.views.text import counted, label, safe
 
 _DIGITS = 8
 _MODULES_PER_PHASE = 40
@@ -162,7 +162,7 @@ def _tensor_sections(tensors: Sequence[TensorRecord], everything: bool) -> Itera
     roles = dict.fromkeys((tensor.role, tensor.point) for tensor in tensors)
     for role, point in roles:
         group = [tensor for tensor in tensors if (tensor.role, tensor.point) == (role, point)]
-        yield heading(f"Tensors: {role}" + (f" {point}" if point else ""))
+        yield heading(safe(f"Tensors: {role}" + (f" {point}" if point else "")))
         yield from _tensor_table(group, everything)
 
 
