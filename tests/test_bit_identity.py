@@ -40,3 +40,11 @@ def test_the_comparison_notices_a_training_that_differs(zygote, tmp_path):
     on = zygote.run("train_known.py", "state.pt", json.dumps({**settings, "lr": 0.1000001}), folder=tmp_path / "on" / "run")
     with pytest.raises(AssertionError, match=r"rates|parameters|losses"):
         assert_same_run(off, on)
+
+
+def test_a_compiled_part_is_compiled_once_and_without_a_break(on_and_off):
+    environment = {"MSPROBE_TENSORS": "param.grad\nmodule.output"}
+    _, on = on_and_off("train_compiled.py", environment=environment)
+    assert "graphs 1 breaks 0" in on.stdout
+    assert len(steps_of(on)) == 5
+    assert [record["code"] for record in on.records() if record["kind"] == "event"].count("compiled_model") == 1
