@@ -25,17 +25,23 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _MEASURED = (*_NARROW, torch.float64, torch.complex32, torch.complex64, torch.complex128)
 
 
-def why_not_measurable(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor has no norm here, or None if it has one."""
+def why_not_readable(tensor: torch.Tensor) -> str | None:
+    """Return why the elements of a tensor are not to be had here, or None if they are."""
     if tensor.is_meta:
         return "meta tensor: it has no data"
     if type(tensor).__name__ == "DTensor":
         return "DTensor: only a shard is here"
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"layout {tensor.layout} is not measured"
-    if tensor.dtype not in _MEASURED:
-        return f"dtype {tensor.dtype} has no norm"
     return None
+
+
+def why_not_measurable(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor has no norm here, or None if it has one."""
+    reason = why_not_readable(tensor)
+    if reason is None and tensor.dtype not in _MEASURED:
+        return f"dtype {tensor.dtype} has no norm"
+    return reason
 
 
 def as_dense_real(tensor: torch.Tensor, order: float = 2.0) -> torch.Tensor:

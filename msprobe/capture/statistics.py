@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from msprobe.capture.reduce import accumulation_dtype
+from msprobe.capture.reduce import accumulation_dtype, why_not_readable
 from msprobe.schema import TensorRecord
 
 PIECE = 1 << 20
@@ -23,15 +23,10 @@ COLUMNS = (*_COUNTS, *_VALUES)
 
 def why_no_statistics(tensor: torch.Tensor) -> str | None:
     """Return why a tensor has no statistics here, or None if it has: integers and bools have them, complex numbers do not."""
-    if tensor.is_meta:
-        return "meta tensor: it has no data"
-    if type(tensor).__name__ == "DTensor":
-        return "DTensor: only a shard is here"
-    if tensor.layout not in (torch.strided, torch.sparse_coo):
-        return f"layout {tensor.layout} is not measured"
-    if tensor.is_complex() or tensor.is_quantized:
-        return f"dtype {str(tensor.dtype).removeprefix('torch.')} is not measured"
-    return None
+    reason = why_not_readable(tensor)
+    if reason is None and (tensor.is_complex() or tensor.is_quantized):
+        return f"dtype {tensor.dtype} is not measured"
+    return reason
 
 
 def statistics(tensor: torch.Tensor) -> torch.Tensor:
