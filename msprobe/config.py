@@ -76,9 +76,9 @@ class Config:
     quiet: bool = False
 
     @property
-    def place(self) -> tuple[Path, str | None, Path | None]:
-        """Where the run goes: settings that differ in it make another run."""
-        return self.out, self.name, self.run_dir
+    def place(self) -> Path | tuple[Path, str | None]:
+        """Where the run goes: settings that differ in it make another run. A folder that the launcher decided stays."""
+        return self.run_dir or (self.out, self.name)
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Config:
         """Return this config with the given settings replaced; None leaves a setting as it is.

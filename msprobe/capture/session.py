@@ -71,21 +71,21 @@ class Session(UpdateEntries):
         config = self.recorder.config
         wanted = table.selected(config.tensors)
         self._described = [table.parameters[number] for number in wanted] if config.level == "full" else []
-        writer = StepWriter(self.train, table, self.recorder.config, self.clock, self.recorder.origin_ns)
+        writer = StepWriter(self.train, table, config, self.clock, self.recorder.origin_ns)
         self._publisher = Publisher(self.recorder, self.ledger, writer, self.clock, self._on_step)
-        if self._timer is not None:
-            self._timer.remove()
         self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
+        self._outputs = OutputRecorder(selected_modules(model, config.tensors), self._selected_begins, self._selected_ends)
         self._report_idle_patterns(model, table)
-        self._outputs = OutputRecorder(selected_modules(model, self.recorder.config.tensors), self._selected_begins, self._selected_ends)
         return table
 
     def _report_idle_patterns(self, model: nn.Module, table: ParameterTable) -> None:
         """Say which patterns select nothing in this model, with the names that come near."""
         for pattern in self.recorder.config.tensors:
+            if pattern.glob == "*" or is_compiled(model):
+                continue
             known = table.first_names() if pattern.role == "param.grad" else [plain_name(name) for name, _ in model.named_modules() if name]
             selected = table.selected([pattern]) if pattern.role == "param.grad" else selected_modules(model, [pattern])
-            if not selected and not is_compiled(model):
+            if not selected:
                 self.ledger.pattern_selects_nothing(str(pattern), get_close_matches(pattern.glob.rstrip("*."), known, cutoff=0.4))
 
     @entry
