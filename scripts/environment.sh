@@ -46,7 +46,7 @@ prepare_environment() {
     PYTHON="$ROOT/.venv/bin/python"
     if [ "$(cat .venv/msprobe-stamp 2>/dev/null)" != "$want" ] || ! _has_everything "$PYTHON" - "$@"; then
         echo "Installing msprobe with the extras $* into .venv (torch is large: the first time takes minutes)"
-        "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable ".[$(IFS=,; echo "$*")]" || exit 1
+        "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check --editable ".[$(IFS=,; echo "$*")]" || exit 1
         echo "$want" >.venv/msprobe-stamp
     fi
 }
