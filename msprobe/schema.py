@@ -13,6 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType, field
 
 SCHEMA_VERSION = 1
+# What `skipped` says of a trained parameter that had no gradient; readers count by it.
+NO_GRADIENT = "no gradient"
 
 OptimizerOutcome: TypeAlias = Literal["none", "skipped", "done"]
 Direction: TypeAlias = Literal["forward", "backward"]

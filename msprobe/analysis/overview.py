@@ -10,8 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 
-from msprobe.schema import ModelRecord, NormsRecord, ParameterInfo, TensorRecord
-from msprobe.trace.tensors import NO_GRADIENT
+from msprobe.schema import NO_GRADIENT, ModelRecord, NormsRecord, ParameterInfo, TensorRecord
 
 _NAMED = 20
 

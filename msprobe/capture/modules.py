@@ -20,6 +20,8 @@ from msprobe.capture.clock import Clock, Mark
 from msprobe.capture.parameters import plain_name
 from msprobe.schema import ModuleRecord
 
+# Dynamo takes its answer for a constant, so that a hook which it traces leaves nothing in the graph. Early torch 2 has no such function.
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 DEPTH = 3
 MOST_CANDIDATES = 500
 
@@ -147,7 +149,7 @@ class StowawayHook:
 
     def __call__(self, *arguments: Any) -> None:
         """Run the hook, but not while the module is being compiled: it would break the graph."""
-        if not is_compiling():
+        if not _is_compiling():
             self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -164,11 +166,6 @@ def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
         found.update((id(child), (plain_name(name), child)) for name, child in reversed(fresh))
         level = [(f"{name}.", child) for name, child in fresh]
     return list(found.values())[:MOST_CANDIDATES]
-
-
-def is_compiling() -> bool:
-    """Tell whether dynamo is tracing this very code; it takes the answer for a constant, so the hook leaves nothing in the graph."""
-    return bool(torch.compiler.is_compiling())
 
 
 def dynamo_is_in_use() -> bool:

@@ -21,9 +21,7 @@ from msprobe.capture.spans import Spans
 from msprobe.capture.statistics import fill
 from msprobe.capture.updates import Moment, PendingUpdate, StepUpdates
 from msprobe.config import Config
-from msprobe.schema import Accumulation, Memory, NormsRecord, Record, StepRecord, TensorRecord
-
-NO_GRADIENT = "no gradient"
+from msprobe.schema import NO_GRADIENT, Accumulation, Memory, NormsRecord, Record, StepRecord, TensorRecord
 
 
 class StepDraft:

@@ -12,10 +12,9 @@ import re
 from collections.abc import Iterator
 from fnmatch import translate
 
-from msprobe.schema import AnyRecord, GradientPoint, ModelRecord, NormsRecord, ParameterInfo, TensorRecord
+from msprobe.schema import NO_GRADIENT, AnyRecord, GradientPoint, ModelRecord, NormsRecord, ParameterInfo, TensorRecord
 from msprobe.steps import StepSelection
 
-NO_GRADIENT = "no gradient"
 FROZEN = "frozen: requires_grad is false"
 
 _Key = tuple[int, int, str, "GradientPoint | None", str]

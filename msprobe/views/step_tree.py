@@ -17,8 +17,8 @@ from rich.tree import Tree
 from msprobe.analysis.norms import norms_of
 from msprobe.analysis.phases import share
 from msprobe.analysis.step import SpanNode, StepFacts, span_tree
-from msprobe.schema import EventRecord, GradNorm, LossTerm, ModuleRecord, Phase, StepRecord, TensorRecord
-from msprobe.trace.tensors import FROZEN, NO_GRADIENT
+from msprobe.schema import NO_GRADIENT, EventRecord, GradNorm, LossTerm, ModuleRecord, Phase, StepRecord, TensorRecord
+from msprobe.trace.tensors import FROZEN
 from msprobe.views.layout import Cell, facts, heading, note, sentence, table
 from msprobe.views.numbers import duration, number, percent, size
 from msprobe.views.text import counted, label, safe
