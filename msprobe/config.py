@@ -15,7 +15,12 @@ from typing import Any
 from msprobe.errors import UsageError
 from msprobe.steps import StepSelection
 
-ROLES = ("param.grad", "module.output")
+PARAMETER_ROLES = ("param", "param.grad", "param.update")
+MODULE_ROLES = ("module.input", "module.output", "module.grad_output")
+ROLES = (*PARAMETER_ROLES, *MODULE_ROLES, "batch", "loss")
+STATE_ROLE = "optim."
+ANOMALY_ACTIONS = ("record", "dump", "stop")
+DEFAULT_DUMP_LIMIT_BYTES = 1 << 30
 LEVELS = ("norm", "full")
 DEFAULT_TENSORS = ("param.grad",)
 ENVIRONMENT_PREFIX = "MSPROBE_"
@@ -39,8 +44,8 @@ class TensorPattern:
             UsageError: the role is not one that is recorded.
         """
         role, _, glob = text.partition(":")
-        if role not in ROLES:
-            raise UsageError(f"--tensors {text}: there is no role {role!r}; roles are {', '.join(ROLES)}")
+        if role not in ROLES and not (role.startswith(STATE_ROLE) and len(role) > len(STATE_ROLE)):
+            raise UsageError(f"{text}: there is no role {role!r}; roles are {', '.join(ROLES)} and optim.<state> (optim.exp_avg, optim.*)")
         return cls(role, glob or "*")
 
     def matches(self, name: str) -> bool:
@@ -62,6 +67,10 @@ class Config:
         tensors: which tensors get statistics.
         level: how much is said of a tensor: `norm` (l2, and NaN and inf counts where it is not finite) or `full` (all statistics).
         steps: the steps that get tensor statistics; phases, losses and total norms are recorded at every step.
+        dump: which tensors are kept whole at those steps.
+        dump_limit: bound on the bytes of whole tensors that wait for being written; what goes over it is dropped and counted.
+        keep_last: of how many last steps full statistics are kept in memory, and written when something goes wrong; 0 for none.
+        on_anomaly: what is done when something goes wrong: `record`, `dump` or `stop`.
         strict: a failure inside msprobe is raised into the script.
         quiet: nothing on stderr but warnings of failures.
     """
@@ -72,6 +81,10 @@ class Config:
     tensors: tuple[TensorPattern, ...] = tuple(TensorPattern(role) for role in DEFAULT_TENSORS)
     level: str = "norm"
     steps: StepSelection = field(default_factory=StepSelection.all)
+    dump: tuple[TensorPattern, ...] = ()
+    dump_limit: int = DEFAULT_DUMP_LIMIT_BYTES
+    keep_last: int = 0
+    on_anomaly: str = "record"
     strict: bool = False
     quiet: bool = False
 
@@ -103,6 +116,10 @@ class Config:
             "tensors": [str(pattern) for pattern in self.tensors],
             "level": self.level,
             "steps": str(self.steps),
+            "dump": [str(pattern) for pattern in self.dump],
+            "dump_limit": self.dump_limit,
+            "keep_last": self.keep_last,
+            "on_anomaly": self.on_anomaly,
             "strict": self.strict,
             "quiet": self.quiet,
         }
@@ -116,6 +133,10 @@ class Config:
             "TENSORS": "\n".join(str(pattern) for pattern in self.tensors),
             "LEVEL": self.level,
             "STEPS": str(self.steps),
+            "DUMP": "\n".join(str(pattern) for pattern in self.dump),
+            "DUMP_LIMIT": str(self.dump_limit),
+            "KEEP_LAST": str(self.keep_last) if self.keep_last else None,
+            "ON_ANOMALY": self.on_anomaly,
             "STRICT": "1" if self.strict else None,
             "QUIET": "1" if self.quiet else None,
         }
@@ -156,11 +177,44 @@ def _read_name(value: Any) -> str:
     return text
 
 
-def _read_tensors(value: Any) -> tuple[TensorPattern, ...]:
+def _read_patterns(option: str, value: Any) -> tuple[TensorPattern, ...]:
     texts = [part for part in value.split("\n") if part] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"tensors is a list of ROLE[:GLOB] strings, not {value!r}")
-    return tuple(TensorPattern.parse(text) for text in texts)
+        raise UsageError(f"{option} is a list of ROLE[:GLOB] strings, not {value!r}")
+    try:
+        return tuple(TensorPattern.parse(text) for text in texts)
+    except UsageError as error:
+        raise UsageError(f"--{option} {error}") from error
+
+
+def _read_count(option: str, value: Any) -> int:
+    if isinstance(value, bool) or not str(value).isascii() or not str(value).isdigit():
+        raise UsageError(f"--{option} {value}: a whole number is wanted, 0 or more")
+    return int(value)
+
+
+def _read_bytes(value: Any) -> int:
+    """Read a size: a number of bytes, or one with a unit (`512MB`, `2GiB`)."""
+    text = str(value).strip()
+    unit = next((unit for unit in _UNITS if text.upper().endswith(unit.upper())), "")
+    number = text[: len(text) - len(unit)].strip()
+    if isinstance(value, bool) or not number.isascii() or not number.isdigit():
+        raise UsageError(f"--dump-limit {value}: a size in bytes is wanted, like 1000000, 512MB or 2GiB")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+# The longer names first: each ends with the shorter ones.
+_UNITS = {
+    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30},
+    **{"KB": 10**3, "MB": 10**6, "GB": 10**9},
+    **{"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "B": 1},
+}
+
+
+def _read_action(value: Any) -> str:
+    if value not in ANOMALY_ACTIONS:
+        raise UsageError(f"--on-anomaly {value}: there is no such action; actions are {', '.join(ANOMALY_ACTIONS)}")
+    return str(value)
 
 
 def _read_level(value: Any) -> str:
@@ -184,9 +238,13 @@ _READERS = {
     "out": _read_path,
     "name": _read_name,
     "run_dir": _read_path,
-    "tensors": _read_tensors,
+    "tensors": lambda value: _read_patterns("tensors", value),
     "level": _read_level,
     "steps": _read_steps,
+    "dump": lambda value: _read_patterns("dump", value),
+    "dump_limit": _read_bytes,
+    "keep_last": lambda value: _read_count("keep-last", value),
+    "on_anomaly": _read_action,
     "strict": _read_flag,
     "quiet": _read_flag,
 }

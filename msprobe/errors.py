@@ -2,7 +2,9 @@
 
 MsprobeError
 ├── UsageError     a wrong option or argument (exit status 2)
+│   └── NothingSelected   a pattern that selects nothing in the model that is about to be trained
 ├── TraceError     a run folder or record that cannot be read (exit status 2)
+├── AnomalyStop    something went wrong in the training, and --on-anomaly stop ends it (exit status 1)
 └── HostError      ModelScope or torch is missing, too old, or cannot be imported
 """
 
@@ -19,6 +21,28 @@ class MsprobeError(Exception):
 
 class UsageError(MsprobeError):
     """An option or argument is wrong."""
+
+
+class NothingSelected(UsageError, SystemExit):
+    """A pattern of `--tensors` or `--dump` selects nothing in the model that is about to be trained.
+
+    It ends the script as wrong usage does: one line, exit status 2, no traceback.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = 2
+
+
+class AnomalyStop(MsprobeError, SystemExit):
+    """Something went wrong in the training, and `--on-anomaly stop` ends it: one line, exit status 1, no traceback.
+
+    Raised out of `train()` at the end of the step; a script may catch it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = 1
 
 
 class TraceError(MsprobeError):

@@ -249,7 +249,11 @@ class ModuleRecord(Record, tag="module", kw_only=True):
 
 
 class TensorRecord(Record, tag="tensor", kw_only=True):
-    """Statistics of one tensor; the counts are over all elements, the rest over the finite ones. `skipped` says why a value is absent."""
+    """Statistics of one tensor; the counts are over all elements, the rest over the finite ones. `skipped` says why a value is absent.
+
+    `inputs_finite` is present where a module's output is not finite: whether its inputs were (null where that is not known). `file` is
+    relative to the run folder.
+    """
 
     train: int
     step: int
@@ -274,6 +278,7 @@ class TensorRecord(Record, tag="tensor", kw_only=True):
     l2: float | None = None
     absmax: float | None = None
     skipped: str | None = None
+    inputs_finite: bool | UnsetType | None = UNSET
     file: str | None = None
     key: str | None = None
 

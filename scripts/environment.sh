@@ -27,7 +27,7 @@ for line in metadata.requires("modelscope-probe") or []:
 PYTHON
 }
 
-_stamp() { cat "$ROOT/pyproject.toml" "$ROOT/_modelscope_probe_boot.py" "$ROOT/modelscope_probe.pth" | cksum; }
+_stamp() { cat "$ROOT/pyproject.toml" "$ROOT/_modelscope_probe_boot.py" "$ROOT/modelscope_probe.pth" "$ROOT/scripts/build_kernel.py" "$ROOT/msprobe/capture/native/reduce.c" | cksum; }
 
 prepare_environment() {
     cd "$ROOT" || exit 1

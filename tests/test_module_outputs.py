@@ -10,6 +10,8 @@ import pytest
 import torch
 from trainings import Repeated, build_trainer
 
+from msprobe.errors import NothingSelected
+from msprobe.host.attachment import running
 from msprobe.testing import capture
 
 
@@ -62,9 +64,9 @@ def test_each_tensor_of_an_output_has_its_path_call_and_l2(tmp_path):
     x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     assert found["linear", 0, ""].l2 == pytest.approx(float(x.norm()), rel=1e-6)
     assert found["linear", 1, ""].l2 == pytest.approx(float(x.norm()), rel=1e-6)
-    assert found["nested", 0, ".sample"].l2 == pytest.approx(float((4 * x).norm()), rel=1e-6)
-    assert found["nested", 0, ".extra[0]"].l2 == pytest.approx(float((2 * x).sum()), rel=1e-6)
-    mask = found["nested", 0, ".extra[1].mask"]
+    assert found["nested", 0, "sample"].l2 == pytest.approx(float((4 * x).norm()), rel=1e-6)
+    assert found["nested", 0, "extra[0]"].l2 == pytest.approx(float((2 * x).sum()), rel=1e-6)
+    mask = found["nested", 0, "extra[1].mask"]
     assert mask.l2 is None
     assert "bool" in mask.skipped
     assert {name for name, _, _ in found} == {"linear", "nested", "block", "block.0"}
@@ -124,12 +126,12 @@ def test_recording_every_output_leaves_the_training_bit_identical(on_and_off):
     assert len(outputs) == 6
 
 
-def test_a_pattern_that_selects_nothing_is_said_with_the_names_that_come_near(tmp_path, capfd):
-    records, _ = train(tmp_path, steps=1, tensors=["module.output:lineal", "param.grad:block.*"])
-    (event,) = [record for record in records if type(record).__name__ == "EventRecord" and record.code == "pattern_selects_nothing"]
-    assert event.data["pattern"] == "module.output:lineal"
-    assert "linear" in event.data["near"]
-    assert "module.output:lineal selects nothing" in capfd.readouterr().err
+def test_a_pattern_that_selects_nothing_ends_the_script_before_training_with_the_names_that_come_near(tmp_path, capfd):
+    with pytest.raises(NothingSelected) as raised:
+        train(tmp_path, steps=1, tensors=["module.output:lineal", "param.grad:block.*"])
+    assert raised.value.code == 2
+    assert "module.output:lineal selects nothing in this model; near it are linear" in capfd.readouterr().err
+    assert not running()
 
 
 def test_the_summary_names_the_first_module_output_that_was_not_finite(zygote, tmp_path):

@@ -118,13 +118,15 @@ def train(folder, **options):
 
 def test_level_full_describes_gradients_before_clipping_and_outputs_on_the_selected_steps(tmp_path):
     records = train(tmp_path, steps="1:")
-    gradients = [record for record in records if record.role == "param.grad"]
+    gradients = [record for record in records if record.role == "param.grad" and record.point == "after_backward"]
+    clipped = [record for record in records if record.role == "param.grad" and record.point == "after_clip"]
+    assert [record.step for record in clipped] == [1, 2]
+    assert all(record.l2 == pytest.approx(1.0, rel=1e-6) for record in clipped)
     outputs = [record for record in records if record.role == "module.output"]
     assert [record.step for record in gradients] == [record.step for record in outputs] == [1, 2]
     for record in gradients:
         expected = truth(torch.tensor([3.0, 4.0]))
         assert {name: getattr(record, name) for name in COLUMNS} == pytest.approx(expected)
-        assert record.point == "after_backward"
 
 
 def test_a_gradient_that_holds_the_loss_scale_is_described_without_it(tmp_path):

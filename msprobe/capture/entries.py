@@ -17,6 +17,7 @@ from msprobe.capture.parameters import ParameterTable
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.spans import Span
 from msprobe.capture.step import StepDraft
+from msprobe.errors import AnomalyStop, NothingSelected
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -32,6 +33,8 @@ def entry(method: Callable[Concatenate[_E, _P], _R]) -> Callable[Concatenate[_E,
         depth = self.depth()
         try:
             return method(self, *args, **kwargs)
+        except (NothingSelected, AnomalyStop):
+            raise  # meant for the user, not a failure of ours
         except Exception as error:
             self.recorder.failed(method.__name__, error, self.train, self.draft.index if self.draft else None)
             return None

@@ -14,7 +14,7 @@ import torch
 
 from msprobe.capture import reduce
 from msprobe.capture.readback import Readback, Slot
-from msprobe.capture.reduce import Counts
+from msprobe.capture.reduce import Counts, Norms
 
 
 class Measurement:
@@ -25,7 +25,6 @@ class Measurement:
         scaled: the parameters whose gradients held the loss scale as a factor.
         keys: the parameters that had a gradient.
         skipped: why a gradient has no norm here.
-        counts: of gradients whose norm is not finite, where counting needs no wait (on CPU).
     """
 
     def __init__(self, order: float, scaled: Collection[int], scale: Slot | None) -> None:
@@ -33,23 +32,29 @@ class Measurement:
         self.scaled = set(scaled)
         self.keys: set[int] = set()
         self.skipped: dict[int, str] = {}
-        self.counts: dict[int, Counts] = {}
         self._scale = scale
-        self._slots: list[tuple[list[int], Slot]] = []
+        self._measured: list[tuple[list[int], Norms]] = []
         self._values: dict[int, float] | None = None
 
-    def add(self, keys: list[int], slot: Slot) -> None:
+    def add(self, keys: list[int], norms: Norms) -> None:
         """Add the norms of gradients that live on one device."""
-        self._slots.append((keys, slot))
+        self._measured.append((keys, norms))
 
     @property
     def values(self) -> dict[int, float]:
         """The unscaled norm of each gradient; valid once the step's readback is ready."""
         if self._values is None:
             self._values = {
-                key: self.unscaled(key, value) for keys, slot in self._slots for key, value in zip(keys, slot.values(), strict=True)
+                key: self.unscaled(key, value) for keys, norms in self._measured for key, value in zip(keys, norms.values(), strict=True)
             }
         return self._values
+
+    def counts(self, key: int) -> Counts | None:
+        """Return what was counted in a gradient (its l2 unscaled), or None where nothing was counted: on an accelerator."""
+        for keys, norms in self._measured:
+            if key in keys:
+                return norms.counts(keys.index(key))
+        return None
 
     def unscaled(self, key: int, value: float) -> float:
         """Return what a value measured on a parameter's gradient is without the loss scale; NaN where the scale has sunk to 0."""
@@ -120,15 +125,5 @@ class Gradients:
         result = Measurement(order, scaled, None if scale is None else readback.put(scale))
         result.keys, result.skipped = self.keys, self.skipped
         for keys, tensors in self._by_device.values():
-            dense = [reduce.as_dense_real(tensor, order) for tensor in tensors]
-            slot = readback.put(reduce.norms(dense, order))
-            result.add(keys, slot)
-            if slot.is_known:
-                _count(keys, dense, slot.values(), result)
+            result.add(keys, reduce.put_norms([reduce.as_dense_real(tensor, order) for tensor in tensors], readback, order))
         return result
-
-
-def _count(keys: list[int], dense: list[torch.Tensor], values: list[float], result: Measurement) -> None:
-    for key, gradient, value in zip(keys, dense, values, strict=True):
-        if not math.isfinite(value):
-            result.counts[key] = reduce.count_nonfinite(gradient)

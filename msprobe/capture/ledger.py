@@ -11,7 +11,9 @@ import math
 import msgspec
 
 from msprobe.capture.recorder import Recorder
+from msprobe.capture.selection import Selection
 from msprobe.codec import spell
+from msprobe.errors import NothingSelected
 from msprobe.notice import say
 from msprobe.schema import EndReason, EndRecord, OptimizerInfo, StepRecord
 
@@ -62,12 +64,25 @@ class Ledger:
             )
             self._recorder.event("clip_saw_scaled", "warning", message, self._train, step, parameters=names[:100], count=len(names))
 
-    def pattern_selects_nothing(self, pattern: str, near: list[str]) -> None:
-        """Warn that a pattern of `--tensors` matches nothing in this model: a typing error would cost the whole training's record."""
-        hint = f"; near it are {', '.join(near)}" if near else ""
-        message = f"--tensors {pattern} selects nothing in this model{hint}"
-        say(message)
-        self._recorder.event("pattern_selects_nothing", "warning", message, self._train, pattern=pattern, near=near)
+    def selected(self, selection: Selection) -> None:
+        """Say what is selected, and what of the settings selects nothing.
+
+        Raises:
+            NothingSelected: a pattern selects nothing in the first model that this process trains: a typing error would cost the whole
+                training's record. A model that is trained later need not have what the first one has.
+        """
+        for pattern, near in selection.idle_patterns():
+            hint = f"; near it are {', '.join(near)}" if near else ""
+            message = f"{pattern} selects nothing in this model{hint}"
+            self._recorder.event("pattern_selects_nothing", "error", message, self._train, pattern=str(pattern), near=near)
+            say(message)
+            if self._train == 0:
+                raise NothingSelected(message)
+        line = selection.summary()
+        if line is not None:
+            self._recorder.event("selected", "info", line, self._train)
+            if not self._recorder.config.quiet:
+                say(line)
 
     def compiled(self) -> None:
         """Say once that torch.compile is in use, so that modules cannot be looked into."""

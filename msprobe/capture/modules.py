@@ -16,42 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe.capture.clock import Clock, Mark
+from msprobe.capture.calls import Call
 from msprobe.capture.parameters import plain_name
-from msprobe.schema import ModuleRecord
 
 # Dynamo takes its answer for a constant, so that a hook which it traces leaves nothing in the graph. Early torch 2 has no such function.
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 DEPTH = 3
 MOST_CANDIDATES = 500
-
-
-class Call:
-    """One call of a module within a step; `end` is None when it was broken off."""
-
-    __slots__ = ("end", "name", "number", "seq", "start")
-
-    def __init__(self, seq: int, name: str, number: int, start: Mark) -> None:
-        self.seq = seq
-        self.name = name
-        self.number = number
-        self.start = start
-        self.end: Mark | None = None
-
-    def record(self, train: int, step: int, origin_ns: int, clock: Clock) -> ModuleRecord | None:
-        """Return the record of a finished call."""
-        if self.end is None:
-            return None
-        return ModuleRecord(
-            train=train,
-            step=step,
-            seq=self.seq,
-            name=self.name,
-            call=self.number,
-            start_ns=self.start.host_ns - origin_ns,
-            host_ns=self.end.host_ns - self.start.host_ns,
-            device_ns=clock.device_ns(self.start, self.end),
-        )
 
 
 class _Open:

@@ -6,8 +6,9 @@ replace it in mid-run) gets the next number. Nothing here reads a tensor's value
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,9 +40,9 @@ class ParameterTable:
         self.parameters.append(parameter)
         self.names.append([name])
 
-    def selected(self, patterns: Sequence[TensorPattern]) -> list[int]:
-        """Return the numbers of the parameters whose gradients are wanted."""
-        wanted = [pattern for pattern in patterns if pattern.role == "param.grad"]
+    def selected(self, patterns: Iterable[TensorPattern]) -> list[int]:
+        """Return the numbers of the parameters that any of the patterns matches, whatever their roles."""
+        wanted = list(patterns)
         return [number for number, names in enumerate(self.names) if any(pattern.matches(name) for pattern in wanted for name in names)]
 
     def first_names(self) -> list[str]:
@@ -148,6 +149,7 @@ def shape_of(parameter: torch.Tensor) -> list[int]:
     return [] if is_lazy(parameter) else list(parameter.shape)
 
 
+@functools.lru_cache(maxsize=64)
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype's name without its module: `float32`."""
     return str(dtype).removeprefix("torch.")

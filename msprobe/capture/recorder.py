@@ -41,9 +41,11 @@ class Recorder:
         self.written_steps = 0
         self.trains = 0
         self.rank = 0
+        self.run_id = ""
         self._header = header
         self._writer: TraceWriter | None = None
         self._pid = os.getpid()
+        self._has_lost = False
         self._failures: dict[tuple[str, str], int] = {}
 
     @property
@@ -67,6 +69,7 @@ class Recorder:
         if self._writer is None:
             header = self._header(self)
             self.rank = header.rank
+            self.run_id = header.run_id
             self._writer = open_rank_file(self.folder, header.rank, say)
             self._writer.write(header)
         if self._writer.write(record) and isinstance(record, StepRecord) and record.complete:
@@ -93,6 +96,17 @@ class Recorder:
             message = f"msprobe failed in {where}: {type(error).__name__}: {error}"
             with contextlib.suppress(Exception):  # what failed may be the writing
                 self.event("probe_error", "error", message, train, step, where=where, error=type(error).__name__)
+
+    @property
+    def stem(self) -> str:
+        """The name of the rank's file without its ending; files that belong to it begin with it."""
+        return self._writer.path.stem if self._writer is not None else f"rank{self.rank:05d}"
+
+    def lost(self, message: str) -> None:
+        """Say, once in a run, that something could not be written beside the trace; may be called from another thread."""
+        if not self._has_lost:
+            self._has_lost = True
+            say(message)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,28 +1,38 @@
 """How much: the norms of many tensors at once, exact to 1e-6 relative to float64, and counts where a norm is not finite.
 
-Gradient measurement (`capture.gradients`) calls this with all of a model's gradients; nothing here knows steps, names or records, and
-nothing here reads a value from an accelerator.
+`capture.gradients` calls this with all of a model's gradients, `capture.measured` with single tensors; nothing here knows steps, names or
+records, and nothing here reads a value from an accelerator.
 
-How a norm stays both cheap and exact. A float32 norm over a whole tensor drifts (1e-5 at 10^6 elements, 1e-2 at 10^8: each vector lane
-adds thousands of squares), and float64 throughout costs three times as much where bandwidth counts. So on CPU tensors of at most `LONG`
-elements, most of a model, are reduced in float64 by one foreach call; a longer one in float32 over rows of `ROW` elements, which are
-combined in float64 (the worst case, all elements equal, stays below 7e-7), and again in float64 if that overflowed or underflowed. On an
-accelerator the accumulation is float64 where the device has it, in one foreach call.
+On CPU the native reductions (`capture.kernel`) take one pass in double. Where they are missing, or the order is not 2, torch does it: a
+float32 norm over a whole tensor drifts (1e-5 at 10^6 elements, 1e-2 at 10^8: each vector lane adds thousands of squares), and float64
+throughout costs three times as much where bandwidth counts. So tensors of at most `LONG` elements, most of a model, are reduced in
+float64 by one foreach call; a longer one in float32 over rows of `ROW` elements, which are combined in float64 (the worst case, all
+elements equal, stays below 7e-7), and again in float64 if that overflowed or underflowed. On an accelerator the accumulation is float64
+where the device has it, in one foreach call, and nothing is counted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+
+from msprobe.capture import kernel
+from msprobe.capture.readback import Readback, Slot, accumulation_dtype, is_host
 
 ROW = 1024
 LONG = 32_768
 # Outside this range a float32 sum of squares has lost digits to overflow or underflow.
 _TRUSTED = (1e-15, 1e18)
+# The norm, the l2 of the finite elements, and the counts of NaN, +inf and -inf: a row of the native norms.
+_COUNTED = 5
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _MEASURED = (*_NARROW, torch.float64, torch.complex32, torch.complex64, torch.complex128)
+
+
+# Before torch 2.1 the question has no such name, and no such tensors reach a hook.
+_is_functorch_wrapped: Callable[[torch.Tensor], bool] = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
 
 
 def why_not_readable(tensor: torch.Tensor) -> str | None:
@@ -31,6 +41,8 @@ def why_not_readable(tensor: torch.Tensor) -> str | None:
         return "meta tensor: it has no data"
     if type(tensor).__name__ == "DTensor":
         return "DTensor: only a shard is here"
+    if _is_functorch_wrapped(tensor):
+        return "inside a torch.func transform: its elements are not to be had"
     if tensor.layout not in (torch.strided, torch.sparse_coo):
         return f"layout {tensor.layout} is not measured"
     return None
@@ -58,8 +70,57 @@ def as_dense_real(tensor: torch.Tensor, order: float = 2.0) -> torch.Tensor:
     return torch.view_as_real(plain.resolve_conj()) if order == 2.0 else plain.abs()
 
 
+class Norms:
+    """The norms of many tensors of one device and, on CPU, what was counted; valid once the step's readback is ready."""
+
+    __slots__ = ("_slot", "_width")
+
+    def __init__(self, slot: Slot, width: int) -> None:
+        self._slot = slot
+        self._width = width
+
+    def values(self) -> list[float]:
+        """Return the norm of each tensor; NaN or infinite where an element is."""
+        return self._slot.values()[:: self._width]
+
+    def counts(self, index: int) -> Counts | None:
+        """Return what was counted in the tensor of that index, or None where nothing was (on an accelerator)."""
+        if self._width == 1:
+            return None
+        _, finite_l2, nan, posinf, neginf = self._slot.values()[index * self._width : (index + 1) * self._width]
+        return Counts(int(nan), int(posinf), int(neginf), finite_l2)
+
+
+def put_norms(tensors: Sequence[torch.Tensor], readback: Readback, order: float = 2.0) -> Norms:
+    """Measure the norm of each tensor now, for reading when the step is over.
+
+    Args:
+        tensors: dense real floating-point tensors (see `as_dense_real`) of one device.
+        readback: the step's results.
+        order: any vector norm's order, `math.inf` included.
+    """
+    if order == 2.0 and tensors and all(kernel.takes(tensor) for tensor in tensors):
+        slot, address = readback.reserve(len(tensors) * _COUNTED)
+        kernel.norms(tensors, address)
+        return Norms(slot, _COUNTED)
+    found = norms(tensors, order)
+    if not is_host(found.device):
+        return Norms(readback.put(found), 1)
+    return Norms(readback.put(torch.stack([found, *_counted(tensors, found)], dim=1)), _COUNTED)
+
+
+def _counted(tensors: Sequence[torch.Tensor], norms: torch.Tensor) -> list[torch.Tensor]:
+    """Return the l2 of the finite elements and the counts of the others as columns; looks at values, which on CPU waits for nothing."""
+    columns = [norms.clone(), *(torch.zeros_like(norms) for _ in range(3))]
+    for index in torch.nonzero(~torch.isfinite(norms)).flatten().tolist():
+        counts = count_nonfinite(tensors[index])
+        for column, value in zip(columns, (counts.finite_l2, counts.nan, counts.posinf, counts.neginf), strict=True):
+            column[index] = value
+    return columns
+
+
 def norms(tensors: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
-    """Return the vector norm of each tensor.
+    """Return the vector norm of each tensor, reduced by torch.
 
     Args:
         tensors: dense real floating-point tensors (see `as_dense_real`) of one device; empty ones have norm 0.
@@ -80,19 +141,28 @@ def _norms_on_cpu(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor
     short: list[int] = []
     long: list[int] = []
     for index, tensor in enumerate(tensors):
-        if order != 2.0 or tensor.dtype not in _NARROW or not tensor.numel():
+        if not tensor.numel():
+            result[index] = 0.0
+        elif order == math.inf:
+            short.append(index)
+        elif order != 2.0 or tensor.dtype not in _NARROW:
             result[index] = _norm_in_float64(tensor, order)
         else:
             (long if tensor.numel() > LONG else short).append(index)
     if short:
-        result[short] = torch.stack(_foreach_norms([tensors[index] for index in short], 2.0, torch.float64))
+        result[short] = torch.stack(_foreach_norms([tensors[index] for index in short], order, torch.float64))
     if long:
         result[long] = _l2_of_long([tensors[index] for index in long])
     return result
 
 
 def _foreach_norms(tensors: list[torch.Tensor], order: float, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Reduce many tensors in one call, accumulating in `dtype`; torch before 2.4 has no such argument and takes them one by one."""
+    """Reduce many tensors in one call, accumulating in `dtype`; torch before 2.4 has no such argument and takes them one by one.
+
+    The largest magnitude is exact in any dtype.
+    """
+    if order == math.inf:
+        return [found.to(dtype) for found in torch._foreach_norm(tensors, order)]
     try:
         return list(torch._foreach_norm(tensors, order, dtype=dtype))
     except TypeError:
@@ -125,19 +195,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements as one dimension, without a copy where the memory is dense in any order (channels_last, transposed)."""
     if tensor.is_contiguous():
         return tensor.view(-1)
-    if _is_dense(tensor):
+    if kernel.is_dense(tensor):
         return tensor.as_strided((tensor.numel(),), (1,))
     return tensor.reshape(-1)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _norm_in_float64(tensor: torch.Tensor, order: float) -> float:
@@ -168,11 +228,6 @@ def _by_dtype(tensors: Sequence[torch.Tensor], indexes: list[int]) -> list[list[
     for index in indexes:
         groups.setdefault(tensors[index].dtype, []).append(index)
     return list(groups.values())
-
-
-def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest type in which a device accumulates: float64, but for Apple's."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def compose(parts: Sequence[float], order: float) -> float:

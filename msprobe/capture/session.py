@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import nn
 
+from msprobe.capture.calling import CallEntries
 from msprobe.capture.clock import Mark, clock_for, now_ns
 from msprobe.capture.entries import entry
-from msprobe.capture.loss_terms import is_denoiser
+from msprobe.capture.measured import measure
 from msprobe.capture.memory import memory_reader
-from msprobe.capture.modules import Call, ModuleTimer, dynamo_is_in_use, innermost_module, is_compiled
-from msprobe.capture.outputs import Output, OutputRecorder, selected_modules, tensors_in
-from msprobe.capture.parameters import ParameterTable, plain_name
+from msprobe.capture.modules import innermost_module
+from msprobe.capture.nested import tensors_in
+from msprobe.capture.notes import Note
+from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.planning import Planner
 from msprobe.capture.publishing import Publisher
 from msprobe.capture.recorder import Recorder
+from msprobe.capture.selection import Selection
 from msprobe.capture.spans import Span
 from msprobe.capture.step import StepDraft, StepWriter
-from msprobe.capture.updating import UpdateEntries
+from msprobe.capture.weights import WeightWatch
 from msprobe.schema import Accumulation, EndReason, HookTime, StageRecord, StepRecord
 
 
@@ -40,7 +43,7 @@ class _Stage:
         self.hooks: list[HookTime] = []
 
 
-class Session(UpdateEntries):
+class Session(CallEntries):
     """The trace of one `train()` call. All times are the host's monotonic nanoseconds, device times beside them."""
 
     def __init__(self, recorder: Recorder, on_step: Callable[[StepRecord], None] | None = None) -> None:
@@ -48,9 +51,7 @@ class Session(UpdateEntries):
         self.opens()
         self._origin: Mark | None = None
         self._model: nn.Module | None = None
-        self._timer: ModuleTimer | None = None
-        self._outputs: OutputRecorder | None = None
-        self._described: list[torch.Tensor] = []
+        self._planner: Planner | None = None
         self._publisher: Publisher | None = None
         self._on_step = on_step
         self._read_memory = memory_reader(torch.device("cpu"))
@@ -68,25 +69,14 @@ class Session(UpdateEntries):
         self.table = table = ParameterTable(model)
         for optimizer in optimizers:
             table.optimizer_number(optimizer)
-        config = self.recorder.config
-        wanted = table.selected(config.tensors)
-        self._described = [table.parameters[number] for number in wanted] if config.level == "full" else []
-        writer = StepWriter(self.train, table, config, self.clock, self.recorder.origin_ns)
+        selection = Selection(model, table, self.recorder.config)
+        self.ledger.selected(selection)
+        self._planner = Planner(self.recorder, selection, self.train)
+        writer = StepWriter(self.train, table, selection, self.clock, self.recorder.origin_ns)
         self._publisher = Publisher(self.recorder, self.ledger, writer, self.clock, self._on_step)
-        self._timer = ModuleTimer(model, self._module_begins, self._module_ends)
-        self._outputs = OutputRecorder(selected_modules(model, config.tensors), self._selected_begins, self._selected_ends)
-        self._report_idle_patterns(model, table)
+        self.weights = WeightWatch(selection, table.parameters, table.names)
+        self.watch_modules(model, selection.modules)
         return table
-
-    def _report_idle_patterns(self, model: nn.Module, table: ParameterTable) -> None:
-        """Say which patterns select nothing in this model, with the names that come near."""
-        for pattern in self.recorder.config.tensors:
-            if pattern.glob == "*" or is_compiled(model):
-                continue
-            known = table.first_names() if pattern.role == "param.grad" else [plain_name(name) for name, _ in model.named_modules() if name]
-            selected = table.selected([pattern]) if pattern.role == "param.grad" else selected_modules(model, [pattern])
-            if not selected:
-                self.ledger.pattern_selects_nothing(str(pattern), get_close_matches(pattern.glob.rstrip("*."), known, cutoff=0.4))
 
     @entry
     def broken(self, error: BaseException) -> None:
@@ -114,8 +104,10 @@ class Session(UpdateEntries):
         if self.draft is not None:
             self._close_step(self.clock.mark(), complete=False)
         self.closes()
-        self._take_module_hooks_out()
+        self.take_module_hooks_out()
         self._publish_all()
+        if self._planner is not None:
+            self._planner.close()
         self.recorder.write(self.ledger.end_record(reason, self.recorder.dropped, self.probe_ns))
 
     def current_phase(self) -> str | None:
@@ -168,13 +160,13 @@ class Session(UpdateEntries):
     def step_begins(self, epoch: int, iteration: int, accumulation_size: int | None) -> None:
         """`before_train_iter` is about to run its hooks: the batch has been loaded."""
         loaded = self.clock.mark()
-        if self.table is None:
+        if self.table is None or self._planner is None:
             return
         if self.draft is not None:  # the script caught what broke the last iteration off, and went on
             self._close_step(loaded, complete=False)
         origin = self._origin if self._origin is not None else loaded
-        described = self._described if self.recorder.next_step in self.recorder.config.steps else ()
-        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table, described)
+        plan = self._planner.plan(self.recorder.next_step)
+        draft = StepDraft(self.recorder.next_step, epoch, iteration, origin, self.carried_ns, self.table, plan)
         self.recorder.next_step += 1
         if accumulation_size:
             draft.accumulation = Accumulation(index=iteration % accumulation_size, size=accumulation_size)
@@ -184,18 +176,26 @@ class Session(UpdateEntries):
         self.draft = draft
 
     @entry
-    def forward_begins(self) -> None:
-        """`before_train_iter` has run its hooks: the training step itself begins.
-
-        The model carries hooks only until it ends, so what the script's own hooks copy, save or compile of it is free of them.
-        """
-        if self.draft is None:
+    def forward_begins(self, batch: object) -> None:
+        """`before_train_iter` has run its hooks: the training step itself begins, on this batch."""
+        if self.draft is None or self.weights is None:
             return
-        if dynamo_is_in_use():
-            self.ledger.compiled()
-        else:
-            self._put_module_hooks_in(self.draft.index)
+        self._read_values("batch", batch)
+        self.weights.forward_begins(self.draft)
+        self.put_module_hooks_in()
         self.draft.spans.begin("forward", self.clock.mark())
+
+    def _read_values(self, role: str, values: object) -> None:
+        """Measure what is selected of a batch, or of the losses, by its path."""
+        draft, planner = self.draft, self._planner
+        if draft is None or planner is None or not draft.is_selected or not planner.wants(role):
+            return
+        for path, tensor in tensors_in(values):
+            if planner.selection.wants(role, path):
+                note = Note(draft.next_seq(), role, path, None, None, measure(tensor, draft.full, draft.readback))
+                draft.notes.append(note)
+                if planner.selection.is_dumped(role, path):
+                    draft.keep_whole(note, tensor)
 
     @entry
     def loss_computed(self, value: Any) -> None:
@@ -209,11 +209,12 @@ class Session(UpdateEntries):
         if self.draft is None:
             return
         self.draft.spans.finish_all(self.clock.mark())
-        self._take_module_hooks_out()
+        self.take_module_hooks_out()
         self.draft.loss_terms.prior_weight = prior_weight
-        for key, value in outputs.items() if isinstance(outputs, Mapping) else ():
-            if isinstance(key, str) and (key in loss_keys or "loss" in key) and _is_scalar(value):
-                self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else _float(value)
+        found = {key: value for key, value in outputs.items() if _is_loss(key, value, loss_keys)} if isinstance(outputs, Mapping) else {}
+        for key, value in found.items():
+            self.draft.losses[key] = self.draft.readback.put(value) if isinstance(value, torch.Tensor) else _float(value)
+        self._read_values("loss", found)
 
     @entry
     def step_ends(self) -> None:
@@ -224,52 +225,6 @@ class Session(UpdateEntries):
         else:
             self._origin = end
 
-    # Modules
-
-    @entry
-    def _module_begins(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call | None:
-        call = self._call_begins(name)
-        if call is not None and self.draft is not None and is_denoiser(name, module):
-            self.draft.loss_terms.denoiser_called(call.number, arguments, keywords)
-        return call
-
-    def _call_begins(self, name: str) -> Call | None:
-        """Number and time a call, if it is part of forward."""
-        draft = self.draft
-        if draft is None or not self.listens() or draft.spans.innermost is None or draft.spans.innermost.name != "forward":
-            return None
-        number = draft.call_counts.get(name, 0)
-        draft.call_counts[name] = number + 1
-        draft.sequence += 1
-        call = Call(draft.sequence - 1, name, number, self.clock.mark())
-        draft.calls.append(call)
-        return call
-
-    @entry
-    def _module_ends(self, call: Call) -> None:
-        call.end = self.clock.mark()
-
-    @entry
-    def _selected_begins(self, name: str, module: nn.Module) -> Call | None:
-        """A module whose output is wanted is entered; one that is timed anyway has its call already."""
-        timed = self._timer.call_of(module) if self._timer is not None else None
-        return timed if timed is not None else self._call_begins(name)
-
-    @entry
-    def _selected_ends(self, call: Call, output: Any) -> None:
-        """A module whose output is wanted returned: measure what it returned."""
-        draft = self.draft
-        if call.end is None:
-            call.end = self.clock.mark()
-        if draft is None:
-            return
-        for path, tensor in tensors_in(output):
-            found = Output(draft.sequence, call, path, tensor)
-            measure = found.measure_fully if self.recorder.config.level == "full" else found.measure
-            measure(tensor, draft.readback)
-            draft.outputs.append(found)
-            draft.sequence += 1
-
     # The ends of steps and stages
 
     def _close_step(self, end: Mark, complete: bool) -> None:
@@ -278,25 +233,10 @@ class Session(UpdateEntries):
         assert self._publisher is not None
         self.draft = None
         self._origin = end
-        draft.spans.finish_all(end)
-        draft.end = end
-        draft.complete = complete
         draft.memory = self._read_memory()
-        draft.readback.launch()
-        self._take_module_hooks_out()
+        draft.is_over(end, complete)
+        self.take_module_hooks_out()
         self._publisher.add(draft)
-
-    def _put_module_hooks_in(self, step: int) -> None:
-        if self._timer is not None:
-            self._timer.install()
-        if self._outputs is not None and step in self.recorder.config.steps:
-            self._outputs.arm()
-
-    def _take_module_hooks_out(self) -> None:
-        if self._timer is not None:
-            self._timer.remove()
-        if self._outputs is not None:
-            self._outputs.disarm()
 
     def _publish_all(self) -> None:
         if self._publisher is not None:
@@ -322,7 +262,10 @@ def _device_of(model: nn.Module) -> torch.device:
     return next((device for device in devices if device.type not in ("cpu", "meta")), torch.device("cpu"))
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_loss(key: Any, value: Any, loss_keys: Iterable[str]) -> bool:
+    """Tell whether an output of the training step is a loss: a scalar of which the hook, or its name, says so."""
+    if not isinstance(key, str) or not (key in loss_keys or "loss" in key):
+        return False
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex() and not value.is_meta
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
 """Everything that is said of one tensor at level `full`: counts of special values, and the distribution of the finite ones.
 
-One function from a tensor to a small vector on the tensor's own device, so that another implementation (a fused kernel) can stand beside
-it. Nothing is read back here. Accumulation is float64 (float32 where the device has none); the deviation is taken around the mean in a
+One function from a tensor to a small vector on the tensor's own device; the native one (`capture.kernel`) stands beside it for host memory.
+Nothing is read back here. Accumulation is float64 (float32 where the device has none); the deviation is taken around the mean in a
 second pass, so it does not cancel. Large tensors go through in pieces of `PIECE` elements, which bounds the memory that is used besides.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from msprobe.capture.reduce import accumulation_dtype, why_not_readable
+from msprobe.capture.readback import accumulation_dtype
+from msprobe.capture.reduce import why_not_readable
 from msprobe.schema import TensorRecord
 
 PIECE = 1 << 20

@@ -6,37 +6,31 @@ step later, when the copy of the values has arrived.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from msprobe.capture.calls import Call
 from msprobe.capture.clock import Clock, Mark
+from msprobe.capture.gradient_records import GradientRecords
 from msprobe.capture.loss_terms import LossTerms
-from msprobe.capture.modules import Call
-from msprobe.capture.outputs import UNCOUNTED, Output
-from msprobe.capture.parameters import ParameterTable, dtype_name, shape_of
+from msprobe.capture.notes import Note
+from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.plan import StepPlan
 from msprobe.capture.readback import Readback, Slot
+from msprobe.capture.readings import Reading
+from msprobe.capture.seen import Seen, SeenTensors
+from msprobe.capture.selection import Selection, WatchedModule
 from msprobe.capture.spans import Spans
-from msprobe.capture.statistics import fill
-from msprobe.capture.updates import Moment, PendingUpdate, StepUpdates
-from msprobe.config import Config
-from msprobe.schema import NO_GRADIENT, Accumulation, Memory, NormsRecord, Record, StepRecord, TensorRecord
+from msprobe.capture.updates import PendingUpdate, StepUpdates
+from msprobe.schema import Accumulation, Memory, Record, StepRecord
 
 
 class StepDraft:
     """What is known of a step so far. `start` is where the step before ended."""
 
-    def __init__(
-        self,
-        index: int,
-        epoch: int,
-        iteration: int,
-        start: Mark,
-        probe_ns: int,
-        table: ParameterTable,
-        described: Sequence[torch.Tensor] = (),
-    ) -> None:
+    def __init__(self, index: int, epoch: int, iteration: int, start: Mark, probe_ns: int, table: ParameterTable, plan: StepPlan) -> None:
         self.index = index
         self.epoch = epoch
         self.iteration = iteration
@@ -44,24 +38,71 @@ class StepDraft:
         self.end: Mark | None = None
         self.complete = False
         self.probe_ns = probe_ns
+        self.plan = plan
+        self.is_selected = plan.is_selected
+        self.full = plan.full
         self.spans = Spans()
         self.readback = Readback()
-        self.updates = StepUpdates(table, self.readback, described)
+        self.updates = StepUpdates(table, self.readback, plan)
         self.losses: dict[str, Slot | float | None] = {}
         self.loss_terms = LossTerms(self.readback)
         self.learning_rates: list[Slot | float] = []
         self.accumulation: Accumulation | None = None
         self.calls: list[Call] = []
-        self.outputs: list[Output] = []
-        self.call_counts: dict[str, int] = {}
+        self.watched_by_call: dict[Call, WatchedModule] = {}
+        self.seen = SeenTensors()
+        self.arrivals: list[tuple[int, Seen]] = []
+        self.leaf_hooks: list[Any] = []
+        self.notes: list[Note] = []
+        self.readings: list[Reading] = []
         self.sequence = 0
         self.memory = Memory()
         self.engine_steps = False
+        self._calls_begun: dict[str, int] = {}
+        self._calls_repeated: dict[str, int] = {}
+
+    def next_seq(self) -> int:
+        """Return the next place in the order of execution."""
+        self.sequence += 1
+        return self.sequence - 1
+
+    def number_of_call(self, name: str, is_again: bool) -> int:
+        """Count a call of a module. Checkpointing repeats the calls of a step from the last to the first."""
+        if is_again:
+            repeated = self._calls_repeated[name] = self._calls_repeated.get(name, 0) + 1
+            return max(self._calls_begun.get(name, 0) - repeated, 0)
+        number = self._calls_begun.get(name, 0)
+        self._calls_begun[name] = number + 1
+        return number
+
+    def keep_whole(self, note: Note, tensor: torch.Tensor) -> None:
+        """Keep the tensor of a note whole, if there is room."""
+        key = f"{note.role}|{note.name}|{note.call}|{note.path}"
+        if self.plan.keep(key, tensor, role=note.role, name=note.name, call=note.call, path=note.path):
+            note.dump = key
+
+    def is_over(self, end: Mark, complete: bool) -> None:
+        """Close what is open, take the hooks off tensors that live on, and send the values on their way."""
+        self.spans.finish_all(end)
+        self.end = end
+        self.complete = complete
+        for handle in self.leaf_hooks:
+            handle.remove()
+        self.leaf_hooks.clear()
+        self.seen = SeenTensors()
+        self.readback.launch()
+        if self.plan.dumps is not None and self.plan.dump is not None:
+            self.plan.dumps.finish(self.plan.dump)
+
+    @property
+    def file(self) -> str | None:
+        """The file of its whole tensors, relative to the run folder."""
+        return None if self.plan.dump is None else self.plan.dump.file
 
     def marks(self) -> list[Mark]:
         """Return every mark of the step but its last, which the next step starts from."""
         spans = [mark for span in self.spans.all for mark in (span.start, span.end) if mark is not None]
-        calls = [mark for call in self.calls for mark in (call.start, call.end) if mark is not None]
+        calls = [mark for call in self.calls for mark in call.marks()]
         return [mark for mark in (self.start, *spans, *calls) if mark is not self.end]
 
     def main_update(self) -> PendingUpdate | None:
@@ -80,31 +121,39 @@ class StepWriter:
     Args:
         train: the number of the `train()` call.
         table: the model's parameters.
-        config: which tensors, at which steps.
+        selection: which tensors.
         clock: for the device times.
         origin_ns: the run's start on the host's clock.
     """
 
-    def __init__(self, train: int, table: ParameterTable, config: Config, clock: Clock, origin_ns: int) -> None:
+    def __init__(self, train: int, table: ParameterTable, selection: Selection, clock: Clock, origin_ns: int) -> None:
         self._train = train
         self._origin_ns = origin_ns
         self._table = table
-        self._config = config
         self._clock = clock
-        self._wanted = table.selected(config.tensors)
-        self._ids = None if len(self._wanted) == len(table.names) else self._wanted
+        self._gradients = GradientRecords(train, table, selection.parameters("param.grad"))
         self._model_keys = [id(parameter) for parameter in table.parameters]
 
     def records_of(self, draft: StepDraft) -> Iterator[Record]:
         """Return a finished step's lines: modules and tensors first, the step itself last (a step on disk is whole)."""
+        yield from self.call_records(draft)
+        if draft.is_selected:
+            yield from self.tensor_records(draft)
+        yield self.step_record(draft)
+
+    def call_records(self, draft: StepDraft) -> Iterator[Record]:
+        """Return the lines of the modules that ran."""
         for call in draft.calls:
             record = call.record(self._train, draft.index, draft.start.host_ns, self._clock)
             if record is not None:
                 yield record
-        yield from (output.record(self._train, draft.index) for output in draft.outputs)
-        if self._wanted and draft.updates.all and draft.index in self._config.steps:
-            yield from self._gradient_records(draft)
-        yield self.step_record(draft)
+
+    def tensor_records(self, draft: StepDraft) -> Iterator[Record]:
+        """Return the lines of the tensors that were measured."""
+        yield from (note.record(self._train, draft.index, draft.file) for note in draft.notes)
+        for reading in draft.readings:
+            yield from reading.records(self._train, draft.index, self._table, draft.file)
+        yield from self._gradients.records(draft.index, draft.updates, draft.full, draft.file)
 
     def step_record(self, draft: StepDraft) -> StepRecord:
         """Return the step's own line."""
@@ -136,74 +185,3 @@ class StepWriter:
             updates=updates,
             memory=draft.memory,
         )
-
-    def _gradient_records(self, draft: StepDraft) -> Iterator[Record]:
-        """Return what is recorded of the selected gradients.
-
-        At level `norm` that is one compact record, with a full one for each gradient that is not finite or was not measured; at level
-        `full` one for each parameter that is trained.
-        """
-        found = _moments_by_parameter(draft.updates.all)
-        if not found:
-            return
-        if self._config.level == "full":
-            for number in self._wanted:
-                moment = found.get(self._model_keys[number])
-                if moment is not None or self._table.parameters[number].requires_grad:
-                    yield self._gradient_record(draft.index, number, moment)
-            return
-        values = [self._value(number, found) for number in self._wanted]
-        point = next(iter(found.values())).point
-        yield NormsRecord(train=self._train, step=draft.index, role="param.grad", point=point, ids=self._ids, l2=values)
-        for number, value in zip(self._wanted, values, strict=True):
-            moment = found.get(self._model_keys[number])
-            if moment is not None and (value is None or not math.isfinite(value)):
-                yield self._gradient_record(draft.index, number, moment)
-
-    def _value(self, number: int, found: dict[int, Moment]) -> float | None:
-        moment = found.get(self._model_keys[number])
-        return None if moment is None else moment.l2.values.get(self._model_keys[number])
-
-    def _gradient_record(self, step: int, number: int, moment: Moment | None) -> TensorRecord:
-        parameter = self._table.parameters[number]
-        record = TensorRecord(
-            train=self._train,
-            step=step,
-            role="param.grad",
-            name=self._table.names[number][0],
-            point=None if moment is None else moment.point,
-            shape=shape_of(parameter),
-            dtype=dtype_name(parameter.dtype),
-            device=str(parameter.device),
-            numel=parameter.numel(),
-        )
-        if moment is None:
-            record.skipped = NO_GRADIENT
-        else:
-            _fill_gradient(record, self._model_keys[number], moment)
-        return record
-
-
-def _moments_by_parameter(updates: Sequence[PendingUpdate]) -> dict[int, Moment]:
-    """Return when each gradient was measured: for its own optimizer's update; where no updating optimizer owns it, for the step's first."""
-    moments = [(update.moment(), update.keys) for update in updates]
-    found: dict[int, Moment] = {}
-    for moment, _ in reversed(moments):
-        if moment is not None:
-            found.update(dict.fromkeys(moment.l2.keys, moment))
-    for moment, owned in moments:
-        if moment is not None:
-            found.update(dict.fromkeys(moment.l2.keys & owned, moment))
-    return found
-
-
-def _fill_gradient(record: TensorRecord, key: int, moment: Moment) -> None:
-    """Write what was measured of a gradient into its record, without the loss scale that it may have held."""
-    counts = moment.l2.counts.get(key)
-    if key in moment.full:
-        fill(record, moment.full[key].values(), moment.l2.scale_of(key))
-    elif counts is not None:
-        record.nan, record.posinf, record.neginf = counts.nan, counts.posinf, counts.neginf
-        record.l2 = moment.l2.unscaled(key, counts.finite_l2)
-    else:
-        record.skipped = moment.l2.skipped.get(key, UNCOUNTED)

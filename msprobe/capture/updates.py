@@ -16,9 +16,11 @@ import torch
 
 from msprobe.capture import scaling
 from msprobe.capture.gradients import Gradients, Measurement, with_gradient
+from msprobe.capture.measured import put_many_statistics
 from msprobe.capture.parameters import ParameterTable
+from msprobe.capture.plan import StepPlan
 from msprobe.capture.readback import Readback, Slot
-from msprobe.capture.statistics import statistics, why_no_statistics
+from msprobe.capture.statistics import why_no_statistics
 from msprobe.schema import GradientPoint, GradNorm, LossScale, OptimizerOutcome, Update
 
 
@@ -48,13 +50,25 @@ class Clipping:
 
 
 class Moment:
-    """All gradients measured at one moment: by l2, and by the clipping's own order where that is another."""
+    """All gradients measured at one moment: by l2, and by the clipping's own order where that is another.
+
+    Attributes:
+        full: the statistics of single gradients, by the `id` of the parameter.
+        dumps: the keys under which gradients are kept whole.
+        is_verbatim: what is told of it holds the loss scale, as the gradients did.
+    """
 
     def __init__(self, l2: Measurement, by_order: Measurement, point: GradientPoint) -> None:
         self.l2 = l2
         self.by_order = by_order
         self.point = point
         self.full: dict[int, Slot] = {}
+        self.dumps: dict[int, str] = {}
+        self.is_verbatim = False
+
+    def scale_of(self, key: int) -> float:
+        """Return the factor to take out of what was measured of a gradient: the loss scale that it held, or 1."""
+        return 1.0 if self.is_verbatim else self.l2.scale_of(key)
 
     def of_order(self, order: float) -> Measurement | None:
         """Return the measurement of that order, or None where it was not taken."""
@@ -74,6 +88,7 @@ class PendingUpdate:
         self.overflow: list[Slot] | None = None
         self.scale_before: Slot | None = None
         self.scale_after: Slot | None = None
+        self.weights: dict[int, torch.Tensor] = {}  # copies of what the optimizer is changing, only while it does
 
     def outcome(self) -> OptimizerOutcome:
         """Return whether the weights were updated: by the overflow flags where a scaler decides, else by the call."""
@@ -84,6 +99,10 @@ class PendingUpdate:
     def moment(self) -> Moment | None:
         """Return the moment at which this update's norms were taken, before any clipping."""
         return self.clippings[0].before if self.clippings else self.before
+
+    def moment_after(self) -> Moment | None:
+        """Return the moment after the last clipping, or None where nothing clipped."""
+        return self.clippings[-1].after if self.clippings else None
 
     def takes_gradients_as_they_are(self) -> None:
         """Take this update's gradients as never scaled: the optimizer's step was called directly, so no scaler has a say."""
@@ -147,13 +166,26 @@ def _any_known(answers: Iterable[bool | None]) -> bool | None:
 class StepUpdates:
     """The updates of one step, in the order in which they happened."""
 
-    def __init__(self, table: ParameterTable, readback: Readback, described: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, table: ParameterTable, readback: Readback, plan: StepPlan) -> None:
         self.all: list[PendingUpdate] = []
         self.clippings: list[Clipping] = []
         self.saw_scaled: list[str] = []
+        self.scaled: list[Moment] = []
         self._table = table
         self._readback = readback
-        self._described = described
+        self._plan = plan
+        self._described = [table.parameters[number] for number in plan.described]
+
+    def unscale_begins(self, optimizer: Any, scaler: Any) -> None:
+        """Describe the gradients that `unscale_` is about to divide, as they are: times the loss scale."""
+        if not self._plan.full or not scaling.is_scaling(scaler):
+            return
+        owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        nothing = Measurement(2.0, (), None)
+        moment = Moment(nothing, nothing, "after_backward")
+        moment.is_verbatim = True
+        self._take_statistics(moment, [parameter for parameter in self._described if id(parameter) in owned])
+        self.scaled.append(moment)
 
     def clip_begins(self, parameters: Sequence[torch.Tensor], arguments: dict[str, Any], scaler: Any) -> Clipping:
         """Measure before clipping; `parameters` is what the clipping call will take (it drops those without gradient)."""
@@ -176,6 +208,8 @@ class StepUpdates:
         gradients = gathered if gathered is not None and gathered.are_current() else self._gather(with_gradient(parameters))
         moment = self._measure(gradients, clipping.norm_type, scaler)
         clipping.after = Moment(moment.l2, moment.by_order, "after_clip")
+        if self._plan.full:
+            self._take_statistics(clipping.after, self._described)
         clipping.returned = self._readback.put(returned) if isinstance(returned, torch.Tensor) else _number(returned)
 
     def scaler_step_begins(self, scaler: Any, optimizer: Any) -> PendingUpdate:
@@ -236,11 +270,20 @@ class StepUpdates:
         return Moment(l2, by_order, point)
 
     def _describe(self, moment: Moment) -> None:
-        """Take all statistics of the gradients for which they are wanted."""
-        for parameter in with_gradient(self._described):
-            gradient = parameter.grad
-            if gradient is not None and why_no_statistics(gradient) is None:
-                moment.full[id(parameter)] = self._readback.put(statistics(gradient))
+        """Say more of the gradients of which more is wanted: all statistics, or the whole tensor."""
+        if self._plan.full:
+            self._take_statistics(moment, self._described)
+        for number in self._plan.dumped_gradients:
+            parameter, key = self._table.parameters[number], f"param.grad|{self._table.names[number][0]}|{moment.point}"
+            for held in with_gradient([parameter]):
+                if held.grad is not None and self._plan.keep(key, held.grad, role="param.grad", name=self._table.names[number][0]):
+                    moment.dumps[id(parameter)] = key
+
+    def _take_statistics(self, moment: Moment, parameters: Sequence[torch.Tensor]) -> None:
+        found = [(id(parameter), parameter.grad) for parameter in with_gradient(parameters)]
+        readable = [(key, gradient) for key, gradient in found if gradient is not None and why_no_statistics(gradient) is None]
+        slots = put_many_statistics([gradient for _, gradient in readable], self._readback)
+        moment.full.update(zip([key for key, _ in readable], slots, strict=True))
 
     def _gather(self, extra: Sequence[torch.Tensor]) -> Gradients:
         """Gather the gradients of the model, of every known optimizer, and of `extra`, each once."""

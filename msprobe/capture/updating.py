@@ -15,10 +15,13 @@ from msprobe.capture.entries import Entries, entry
 from msprobe.capture.parameters import describe_optimizer
 from msprobe.capture.spans import Span
 from msprobe.capture.updates import Clipping, PendingUpdate
+from msprobe.capture.weights import WeightWatch
 
 
 class UpdateEntries(Entries):
     """The part of a session that follows what happens to the weights."""
+
+    weights: WeightWatch | None = None
 
     @entry
     def update_begins(self, optimizers: Sequence[Any], engine: bool) -> None:
@@ -87,10 +90,12 @@ class UpdateEntries(Entries):
             return None
         number = self._know(optimizer)
         update = self.draft.updates.optimizer_step_begins(optimizer, scaler, within)
+        if self.weights is not None:
+            update.weights = self.weights.step_begins(self.draft, update.keys)
         return update, None if is_inner else self.draft.spans.begin("optimizer_step", self.clock.mark(), optimizer=number)
 
     @entry
-    def optimizer_step_ends(self, begun: tuple[PendingUpdate, Span | None] | None) -> None:
+    def optimizer_step_ends(self, begun: tuple[PendingUpdate, Span | None] | None, optimizer: Any) -> None:
         """An optimizer's own step has returned; one that raised has not updated."""
         if begun is None or self.draft is None:
             return
@@ -98,6 +103,9 @@ class UpdateEntries(Entries):
         if span is not None:
             self.draft.spans.finish(span, self.clock.mark())
         update.ran = True
+        if self.weights is not None:
+            self.weights.step_ends(self.draft, optimizer, update.weights)
+            update.weights = {}
 
     def _know(self, optimizer: Any) -> int:
         """Return an optimizer's number; one that was not there at the start is announced."""
@@ -116,3 +124,12 @@ class UpdateEntries(Entries):
             return None
         number = self._know(optimizer)
         return self.draft.spans.begin(name, self.clock.mark(), optimizer=number, **attributes)
+
+    @entry
+    def unscale_begins(self, optimizer: Any, scaler: Any) -> Span | None:
+        """`scaler.unscale_` is about to divide an optimizer's gradients."""
+        if self.draft is None:
+            return None
+        number = self._know(optimizer)
+        self.draft.updates.unscale_begins(optimizer, scaler)
+        return self.draft.spans.begin("unscale", self.clock.mark(), optimizer=number)

@@ -13,6 +13,9 @@ from msprobe.errors import UsageError
 HELP = "record a run, e.g. msprobe trace finetune.py --lr 1e-5, or msprobe trace torchrun --nproc-per-node 2 finetune.py"
 
 
+OPTIONS = ("out", "name", "tensors", "level", "steps", "dump", "dump_limit", "keep_last", "on_anomaly", "strict", "quiet")
+
+
 def add_parser(subparsers: Any) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
@@ -44,6 +47,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="steps that get tensor statistics: a comma list of indexes and slices, e.g. 0,10,100:110,::10 (default all)",
     )
+    parser.add_argument(
+        "--dump", metavar="ROLE[:GLOB]", action="append", help="which tensors are kept whole at those steps, as safetensors (repeatable)"
+    )
+    parser.add_argument("--dump-limit", metavar="BYTES", help="bound on the bytes that wait for being written, e.g. 512MB (default 1GiB)")
+    parser.add_argument(
+        "--keep-last", metavar="N", help="keep full statistics of the last N steps in memory, and write them when something goes wrong"
+    )
+    parser.add_argument(
+        "--on-anomaly",
+        metavar="record|dump|stop",
+        help="when something goes wrong: an event (default); batch, random states and parameters too; or the end of the training",
+    )
     parser.add_argument("--strict", action="store_true", default=None, help="a failure inside msprobe is an error")
     parser.add_argument("-q", "--quiet", action="store_true", default=None, help="nothing on stderr")
 
@@ -61,6 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         target = ["-m", *target]
     if not target or target == ["-m"]:
         raise UsageError("trace: nothing to run; name a script, -m MODULE or a command, e.g. msprobe trace finetune.py")
-    given = {key: getattr(arguments, key) for key in ("out", "name", "tensors", "level", "steps", "strict", "quiet")}
+    given = {key: getattr(arguments, key) for key in OPTIONS}
     launch.launch(from_environment(os.environ).with_arguments(given), target)
     return 0

@@ -44,7 +44,7 @@ def enable(**settings: Any) -> None:
     May be called before or after trainers are built, once or many times; settings given later apply to later `train()` calls.
 
     Args:
-        **settings: the options of `msprobe trace` by the same names (`out`, `name`, `tensors`, `steps`, `strict`, `quiet`); what is not
+        **settings: the options of `msprobe trace` by the same names (`out`, `name`, `tensors`, `level`, `steps`, `dump`, …); what is not
             given comes from the `MSPROBE_*` variables, else from the defaults.
 
     Raises:

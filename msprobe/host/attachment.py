@@ -15,6 +15,7 @@ from msprobe.capture.loss_terms import is_denoiser
 from msprobe.capture.recorder import Recorder
 from msprobe.capture.session import Session
 from msprobe.capture.spans import Span
+from msprobe.errors import AnomalyStop, NothingSelected
 from msprobe.host import hooks as host_hooks
 from msprobe.host import seams
 from msprobe.host.hooks import TraceHook, TraceOptimizerProcessor
@@ -30,6 +31,8 @@ def shielded(method: Callable[Concatenate[Attachment, _P], None]) -> Callable[Co
     def shield(self: Attachment, /, *arguments: _P.args, **keywords: _P.kwargs) -> None:
         try:
             method(self, *arguments, **keywords)
+        except (NothingSelected, AnomalyStop):
+            raise  # meant for the user, not a failure of ours
         except Exception as error:
             self.session.recorder.failed(method.__name__, error, self.session.train)
 
@@ -170,7 +173,7 @@ class Attachment:
         if stage == "before_train_iter" and self._stage_depth == 0:
             if self._forward_seams is not None:
                 self._forward_seams.install()
-            self.session.forward_begins()
+            self.session.forward_begins(getattr(self.trainer, "data_batch", None))
         elif stage == "after_train_iter" and self._stage_depth == 0:
             self.session.step_ends()
         else:

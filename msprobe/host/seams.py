@@ -102,7 +102,7 @@ class RunSeams:
         while self._begun and self._session.listens():
             owner, begun = self._begun.pop()
             if owner is optimizer:
-                self._session.optimizer_step_ends(begun)
+                self._session.optimizer_step_ends(begun, optimizer)
                 return
 
 
@@ -220,9 +220,9 @@ def _traced_backward(session: Session, original: Callable[..., Any], loss_of: Ca
         if not session.listens() or session.is_within("backward"):
             return original(*arguments, **keywords)
         key = loss_of(_argument(arguments, keywords, "tensors"))
-        span = session.span_begins("backward", **({} if key is None else {"loss_key": key}))
+        span = session.backward_begins(**({} if key is None else {"loss_key": key}))
         result = original(*arguments, **keywords)
-        session.span_ends(span)
+        session.backward_ends(span)
         return result
 
     return backward
@@ -268,7 +268,7 @@ def _traced_unscale(session: Session, state: UpdateState, original: Callable[...
         if not session.listens() or not _scales(self) or session.is_within("unscale", "optimizer_step"):
             return original(self, *arguments, **keywords)
         state.scaler = self
-        span = session.optimizer_span_begins("unscale", _argument(arguments, keywords, "optimizer"))
+        span = session.unscale_begins(_argument(arguments, keywords, "optimizer"), self)
         result = original(self, *arguments, **keywords)
         session.span_ends(span)
         return result

@@ -23,8 +23,8 @@ _Key = tuple[int, int, str, "GradientPoint | None", str]
 class TensorStream:
     """Picks the tensors of a role, a name pattern and some steps out of records that are fed to it in file order.
 
-    A parameter whose l2 is not finite has a full record besides its place in `norms`; only the full one is handed out, whichever came
-    first.
+    A parameter whose l2 is not finite, or of which the whole tensor is kept, has a record of its own besides its place in `norms`; only
+    that is handed out. It stands before the `norms`; where it comes after, as earlier releases wrote it, that is seen as well.
     """
 
     def __init__(self, role: str | None, name: str | None, steps: StepSelection | None) -> None:
@@ -66,7 +66,7 @@ class TensorStream:
     def _full_record(self, record: TensorRecord) -> Iterator[TensorRecord]:
         if self._wants_name(record.name):
             key = _key(record)
-            if record.nan or record.posinf or record.neginf:
+            if record.nan or record.posinf or record.neginf or record.file is not None:
                 self._full.add(key)
             self._held.pop(key, None)
             yield record
@@ -76,9 +76,11 @@ class TensorStream:
             if parameter is None or not self._wants_name(parameter.name):
                 continue
             tensor = _tensor_of(record, parameter, l2)
+            if _key(tensor) in self._full:
+                continue
             if l2 is None or math.isfinite(l2):
                 yield tensor
-            elif _key(tensor) not in self._full:
+            else:
                 self._held[_key(tensor)] = tensor
 
     def _parameters_of(self, record: NormsRecord) -> list[ParameterInfo] | list[ParameterInfo | None]:
